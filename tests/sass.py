@@ -14,7 +14,6 @@ import functools
 import re
 import subprocess
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -65,13 +64,11 @@ class Launch:
 class Compiled:
     """What ptxas made of a launch."""
 
-    registers: int
     stack_bytes: int
     """Local memory of a thread: registers that did not fit, and arrays."""
     shared_bytes: int
-    num_wgmmas: int
     num_register_operands: int
-    """How many of them have their first operand in registers."""
+    """How many wgmmas have their first operand in registers."""
     hazards: list[str]
 
     @staticmethod
@@ -79,7 +76,7 @@ class Compiled:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(cubin)
             file.flush()
-            usage = re.findall(r"REG:(\d+) STACK:(\d+)", _dumped("--dump-resource-usage", file.name))
+            usage = re.findall(r"STACK:(\d+)", _dumped("--dump-resource-usage", file.name))
             # Without such a wgmma there is nothing to find, and printing takes as long as compiling a small kernel.
             code = _dumped("--dump-sass", file.name) if _WGMMA_OF_REGISTERS.search(ptx) else ""
         functions = [parse(part) for part in re.split(r"^\s*Function : ", code, flags=re.MULTILINE)[1:]]
@@ -87,10 +84,8 @@ class Compiled:
         if not usage or bool(readers) != bool(code):
             raise ValueError(f"cuobjdump printed something else than expected: {usage}\n{code[:1000]}")
         return Compiled(
-            registers=max(int(registers) for registers, _ in usage),
-            stack_bytes=max(int(stack) for _, stack in usage),
+            stack_bytes=max(map(int, usage)),
             shared_bytes=shared_bytes,
-            num_wgmmas=ptx.count("wgmma.mma_async"),
             num_register_operands=len(readers),
             hazards=[str(hazard) for function in functions for hazard in hazards(function)],
         )
@@ -146,10 +141,21 @@ _PREDICATE = re.compile(r"!?U?P(?:\d+|T)")
 _REGISTER = re.compile(r"R(\d+)(?:\.\w+)*")
 _ADDRESS = re.compile(r"0x([0-9a-f]+)$")
 
-_WGMMA = ("HGMMA", "QGMMA", "IGMMA", "BGMMA")
-_WGMMA_SHAPE = re.compile(r"64x(\d+)x\d+")
 _NUM_OPERAND_REGISTERS = 4
 """Of the first operand of any wgmma: 64 rows of 32 bytes over the 128 threads of a warp group."""
+_WGMMA = re.compile(r"[HQIB]GMMA\.64x(\d+)x\d+(\.F16)?")
+_NUM_WRITTEN = [
+    # What they compute is a predicate, or a register in the first place is read.
+    (r"(D|F|H|I|P)SETP|FCHK|R2P|BAR|CALL|NANOSLEEP|RET|SETLMEMBASE|WARPSYNC", 0),
+    (r"LDSM\..*\.4$|(LD[CGLS]?|ATOM[GS]?)\..*\b128\b", 4),
+    (r"LDSM\..*\.2$|(LD[CGLS]?|ATOM[GS]?)\..*\b64\b|SYNCS\..*64", 2),
+    (r"[HIBQ]MMA\.(\w+\.F16\b|8816|8832|88128)", 2),
+    (r"[HIBQ]MMA|DMMA\.(884|8x8x4)", 4),
+    (r"DMMA", 8),
+    (r"(F2F|FRND|I2F)\.F64|I2F\.\w+\.F64|F2I\..*[SU]64\b|D(ADD|MUL|FMA)|LEPC|GETLMEMBASE", 2),
+    (r"CS2R(?!\.32)|IMAD\..*\bWIDE", 2),
+]
+"""How many registers an instruction writes: by the first pattern that its name begins with; all others write one."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +164,7 @@ class Instruction:
     guard: str | None
     """The predicate it depends on, with a ! where that must be false."""
     name: str
-    modifiers: tuple[str, ...]
+    """With what stands behind its points."""
     operands: tuple[str, ...]
     text: str = field(repr=False)
 
@@ -171,75 +177,36 @@ class Instruction:
         return self.guard in ("!PT", "!UPT")
 
     @property
-    def is_wgmma(self) -> bool:
-        return self.name in _WGMMA
-
-    @property
     def asynchronously_read(self) -> range:
         """Registers that it reads until it is waited for: the first operand of a wgmma, if it is no descriptor."""
-        found = _REGISTER.fullmatch(self.operands[1]) if self.is_wgmma and len(self.operands) > 1 else None
-        return _registers(found, _NUM_OPERAND_REGISTERS)
+        is_wgmma = _WGMMA.match(self.name) and len(self.operands) > 1
+        return _registers(self.operands[1], _NUM_OPERAND_REGISTERS) if is_wgmma else range(0)
 
     @property
     def ends_group(self) -> bool:
         """Is this wgmma the last one of a group that can be waited for?"""
-        return self.is_wgmma and self.operands[-1].startswith("gsb")
+        return bool(_WGMMA.match(self.name)) and self.operands[-1].startswith("gsb")
 
     @property
     def num_groups_left(self) -> int | None:
         """Of a wait: how many groups may be unfinished behind it."""
-        if self.name != "WARPGROUP" or "DEPBAR" not in self.modifiers or not self.is_certain:
+        if not self.name.startswith("WARPGROUP.DEPBAR") or not self.is_certain:
             return None
         return int(self.operands[-1], 16)
 
     @property
     def written(self) -> range:
         """The registers that it writes, if it is executed."""
-        operands = list(self.operands)
-        if self.name in _WRITES_NO_REGISTER:
-            return range(0)
-        while operands and _PREDICATE.fullmatch(operands[0]):
-            del operands[0]
-        return _registers(_REGISTER.fullmatch(operands[0]) if operands else None, self._num_written)
-
-    @property
-    def _num_written(self) -> int:
-        name, modifiers = self.name, self.modifiers
-        if self.is_wgmma:
-            shape = next(found for m in modifiers if (found := _WGMMA_SHAPE.fullmatch(m)))
-            return int(shape[1]) // (4 if modifiers[1:2] == ("F16",) else 2)
-        if name == "LDSM":
-            return int(modifiers[-1]) if modifiers[-1] in ("2", "4") else 1
-        if name in _LOADS:
-            return 4 if "128" in modifiers else 2 if "64" in modifiers else 1
-        if name in ("HMMA", "IMMA", "BMMA", "QMMA"):
-            return 2 if modifiers[1:2] == ("F16",) or modifiers[0] in ("8816", "8832", "88128") else 4
-        if name == "DMMA":
-            return 4 if modifiers[0] in ("884", "8x8x4") else 8
-        if name in ("F2F", "I2F", "FRND"):  # the first type is that of the result
-            return 2 if "F64" in modifiers[: 1 + (name == "I2F")] else 1
-        if name == "F2I":
-            return 2 if {"S64", "U64"} & {*modifiers} else 1
-        if name in ("DADD", "DMUL", "DFMA", "LEPC", "GETLMEMBASE"):
-            return 2
-        if name == "CS2R":
-            return 1 if "32" in modifiers else 2
-        if name == "SYNCS":
-            return 2 if "TRANS64" in modifiers or "64" in modifiers else 1
-        return 2 if name == "IMAD" and "WIDE" in modifiers else 1
+        operands = [operand for operand in self.operands if not _PREDICATE.fullmatch(operand)]
+        if wgmma := _WGMMA.match(self.name):
+            return _registers(operands[0], int(wgmma[1]) // (4 if wgmma[2] else 2))
+        count = next((count for pattern, count in _NUM_WRITTEN if re.match(pattern, self.name)), 1)
+        return _registers(operands[0], count) if operands else range(0)
 
 
-_LOADS = {"LD", "LDC", "LDG", "LDL", "LDS", "ATOM", "ATOMG", "ATOMS"}
-_WRITES_NO_REGISTER = {
-    # What they compute is a predicate.
-    "DSETP", "FCHK", "FSETP", "HSETP2", "ISETP", "PSETP", "R2P",
-    # A register in the first place is read.
-    "BAR", "BRX", "CALL", "JMP", "JMX", "NANOSLEEP", "RET", "SETLMEMBASE", "WARPSYNC",
-}  # fmt: skip
-
-
-def _registers(found: re.Match[str] | None, count: int) -> range:
-    return range(0) if found is None else range(int(found[1]), int(found[1]) + count)
+def _registers(operand: str, count: int) -> range:
+    found = _REGISTER.fullmatch(operand)
+    return range(int(found[1]), int(found[1]) + count) if found else range(0)
 
 
 def parse(text: str) -> list[Instruction]:
@@ -249,10 +216,9 @@ def parse(text: str) -> list[Instruction]:
         found = _TEXT.fullmatch(line)
         if found is None:
             raise ValueError(f"no instruction: {line!r}")
-        guard, opcode, rest = found.groups()
-        name, *modifiers = opcode.split(".")
+        guard, name, rest = found.groups()
         operands = tuple(operand.strip() for operand in rest.split(",")) if rest else ()
-        instructions.append(Instruction(int(address, 16), guard, name, tuple(modifiers), operands, line))
+        instructions.append(Instruction(int(address, 16), guard, name, operands, line))
     return instructions
 
 
@@ -325,46 +291,23 @@ def _after(place: int, instruction: Instruction, pending: _Pending) -> _Pending:
 def _successors(instructions: Sequence[Instruction]) -> list[list[int]]:
     """Which instructions may follow each one."""
     places = {instruction.address: place for place, instruction in enumerate(instructions)}
-    meetings = _meetings(instructions)
+    pairs = list(pairwise(instructions))
+    meetings = {(one.operands[0], at.address) for one, behind in pairs if one.name == "BSYNC" for at in (one, behind)}
     successors = []
     for place, instruction in enumerate(instructions):
-        goes_on, targets = True, []
-        match instruction.name:
-            case "BRX" | "JMP" | "JMX":
-                raise ValueError(f"it is not known where {instruction.text} goes")
-            case "EXIT" | "RET" | "KILL":
-                goes_on = not instruction.is_certain
-            case "BRA":
-                depends = not instruction.is_certain or len(instruction.operands) > 1 or "DIV" in instruction.modifiers
-                goes_on, targets = depends, [_jumps_to(instruction)]
-            case "CALL":
-                targets = [_jumps_to(instruction)]
-            case "WARPSYNC" if "COLLECTIVE" in instruction.modifiers:
-                targets = [_jumps_to(instruction)]
-            case "BSYNC":
-                targets = meetings[instruction.operands[0]]
-        if instruction.is_never:
-            goes_on, targets = True, []
-        following = [place + 1] if goes_on and place + 1 < len(instructions) else []
-        successors.append([*following, *(places[address] for address in targets)])
+        kind, *modifiers = instruction.name.split(".")
+        if kind in ("BRX", "JMP", "JMX"):
+            raise ValueError(f"it is not known where {instruction.text} goes")
+        if kind == "BSSY" and (instruction.operands[0], _jumps_to(instruction)) not in meetings:
+            raise ValueError(f"it is not known where threads go on that meet at {instruction.text}")
+        is_choice = not instruction.is_certain or (
+            kind == "BRA" and (len(instruction.operands) > 1 or "DIV" in modifiers)
+        )
+        following = [place + 1] if is_choice or kind not in ("EXIT", "RET", "KILL", "BRA") else []
+        if (kind in ("BRA", "CALL") or "COLLECTIVE" in modifiers) and not instruction.is_never:
+            following.append(places[_jumps_to(instruction)])
+        successors.append([one for one in following if one < len(instructions)])
     return successors
-
-
-def _meetings(instructions: Sequence[Instruction]) -> dict[str, list[int]]:
-    """Where threads that wait for each other at a BSYNC may go on, other than right behind one, by barrier."""
-    usual = {
-        (first.operands[0], address)
-        for first, second in pairwise(instructions)
-        if first.name == "BSYNC"
-        for address in (first.address, second.address)
-    }
-    meetings: dict[str, list[int]] = defaultdict(list)
-    for instruction in instructions:
-        if instruction.name == "BSSY":
-            barrier, address = instruction.operands[0], _jumps_to(instruction)
-            if (barrier, address) not in usual:
-                meetings[barrier].append(address)
-    return meetings
 
 
 def _jumps_to(instruction: Instruction) -> int:

@@ -181,7 +181,7 @@ def attack_all(options: argparse.Namespace) -> int:
             print(HEADLINE, flush=True)
             num_broken = 0
             for case in chosen(options):
-                target = Target(url, options.key, num_idle=options.num_idle)
+                target = Target(url, options.key)
                 row = run_case(case, target, watched, options, undisturbed)
                 print(row, *(f"       ! {why[:300]}" for why in row.broken), sep="\n", flush=True)
                 num_broken += bool(row.broken)
@@ -219,7 +219,7 @@ def terminate_all(options: argparse.Namespace) -> int:
     for number in range(options.sigterm):
         case, after_s = rng.choice(cases), rng.uniform(0.2, 5.0)
         with attacked_server(*drain, with_model=options.with_model) as server:
-            target, pids = Target(server.url, num_idle=options.num_idle), tree(server.process.pid)
+            target, pids = Target(server.url), tree(server.process.pid)
             with bystanders(server.url):
                 took_s = asyncio.run(terminated(case, target, server, pids, after_s))
             left = [pid for pid in pids if memory_bytes(pid)]
@@ -271,7 +271,6 @@ def parser() -> argparse.ArgumentParser:
     add("--memory-back-mb", type=float, default=300.0, help="most that they may have more in the end")
     add("--answer-s", type=float, default=30.0, help="most that an attacker's own request may take")
     add("--take-off-waiting", action="store_true", help="of the front end, for a processor")
-    add("--num-idle", type=int, default=600, help="connections that are held open")
     add("--warm-up-s", type=float, default=5.0)
     add("--undisturbed-s", type=float, default=15.0)
     add("--least-s", type=float, default=3.0, help="how long each case is looked at, at least")

@@ -1,27 +1,26 @@
 """The attacks: each is a name and a function that sends requests or bytes, and notes what came back.
 
 A case is over when all that it has sent is answered or left. It harms nobody's machine: it is cheap for the attacker,
-and bounded in time.
+and bounded in time. Attacks that need no ordinary clients beside them are tests: odd heads in
+tests/unit/server/test_malformed_heads.py, floods and bad words in tests/integration/test_{server,engine}_attacks.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import importlib
 import json
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
+from tests.attacks.structured_inputs import Inputs, hostile_grammars, hostile_regexes, hostile_schemas, hostile_tools
 from tests.attacks.template_inputs import hostile_template_kwargs
-from tests.integration.test_server_attacks import CHUNKED, DECLARED, FLOODS, HEALTH
-from tests.integration.under_attack import flood, is_closed
+from tests.integration.test_server_attacks import HEALTH
 
 COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -29,8 +28,6 @@ JSON = {"content-type": "application/json"}
 NUM_ATTACKERS = 4
 PATIENCE_S = 60.0
 LEAVE_S = 0.5
-FLOOD_S = 2.0
-MAX_FLOOD_BYTES = 32 * 2**20
 Attack = Callable[["Target"], Awaitable[None]]
 
 
@@ -40,8 +37,6 @@ class Target:
 
     url: str
     key: str | None = None
-    num_idle: int = 300
-    """Connections that an attack holds open."""
     statuses: Counter[str] = field(default_factory=Counter)
     slowest_s: float = 0.0
     slowest: str = ""
@@ -49,7 +44,6 @@ class Target:
     """Answers that no client should get."""
 
     def __post_init__(self) -> None:
-        self.address = (httpx.URL(self.url).host, httpx.URL(self.url).port or 80)
         self._headers = {} if self.key is None else {"authorization": f"Bearer {self.key}"}
         limits = httpx.Limits(max_connections=None)
         self.client = httpx.AsyncClient(base_url=self.url, timeout=PATIENCE_S, limits=limits, headers=self._headers)
@@ -72,32 +66,11 @@ class Target:
             self.wrong.append(f"{name}: {error!r}")
             self.statuses["no answer"] += 1
             return
-        self.note(str(answer.status_code), time.perf_counter() - begun_s, name)
+        self.statuses[str(answer.status_code)] += 1
+        if (took_s := time.perf_counter() - begun_s) > self.slowest_s:
+            self.slowest_s, self.slowest = took_s, name
         if answer.status_code >= 500 and answer.status_code != 503:
             self.wrong.append(f"{name}: {answer.status_code} {answer.text[:200]}")
-
-    def note(self, status: str, took_s: float, name: str) -> None:
-        """An answer."""
-        self.statuses[status] += 1
-        if took_s > self.slowest_s:
-            self.slowest_s, self.slowest = took_s, name
-
-    def connect(self) -> socket.socket:
-        """A bare connection."""
-        return socket.create_connection(self.address, timeout=10)
-
-    def exchange(self, data: bytes, *, name: str) -> None:
-        """Send bytes and read what comes until the connection is closed, or nothing more comes."""
-        begun_s, answer = time.perf_counter(), b""
-        with self.connect() as connection, contextlib.suppress(OSError):
-            connection.settimeout(1.0)
-            connection.sendall(data)
-            while part := connection.recv(65536):
-                answer += part
-        status = answer[9:12].decode(errors="replace") if answer.startswith(b"HTTP/1.1 ") else "closed"
-        self.note(status, time.perf_counter() - begun_s, name)
-        if status.startswith("5"):
-            self.wrong.append(f"{name}: {answer[:200]!r}")
 
 
 @dataclass(frozen=True)
@@ -163,24 +136,6 @@ def left(path: str, bodies: Iterable[Any], *, then: Any) -> Attack:
     return attack
 
 
-def in_thread(work: Callable[[Target], None]) -> Attack:
-    """An attack that blocks."""
-
-    async def attack(target: Target) -> None:
-        await asyncio.to_thread(work, target)
-
-    return attack
-
-
-def exchanges(pieces: Mapping[str, bytes], before: bytes = b"") -> Attack:
-    """Bytes on connections of their own."""
-
-    async def attack(target: Target) -> None:
-        await together(asyncio.to_thread(target.exchange, before + data, name=name) for name, data in pieces.items())
-
-    return attack
-
-
 # ---- structured output ----------------------------------------------------------------------------------------------
 
 
@@ -234,63 +189,28 @@ async def backtracking(target: Target) -> None:
     await together(target.send(path, body, name=door) for door, path, body in doors)
 
 
-def structured_list(name: str, kind: str, inputs: Iterable[tuple[str, Any]]) -> Case:
-    return Case(name, requests(COMPLETIONS, [(each, structured(**{kind: value})) for each, value in inputs]))
+def each(kind: str, inputs: Inputs) -> Attack:
+    """Hostile values of a field of structured output."""
+    return requests(COMPLETIONS, [(name, structured(**{kind: value})) for name, value in inputs])
 
 
-def lists() -> list[Case]:
-    """Whole lists of hostile inputs; those for structured output where they are there."""
-    found = [
-        Case(
-            "hostile chat_template_kwargs",
-            requests(CHAT, [(name, chat(chat_template_kwargs=value)) for name, value in hostile_template_kwargs()]),
-        )
-    ]
-    with contextlib.suppress(ModuleNotFoundError):
-        inputs = importlib.import_module("tests.attacks.structured_inputs")
-        regexes, schemas = inputs.hostile_regexes(), inputs.hostile_schemas()
-        patterns = [(name, {"type": "string", "pattern": value}) for name, value in regexes]
-        found += [
-            structured_list("hostile regexes", "regex", regexes),
-            structured_list("hostile regexes as patterns", "json", patterns),
-            structured_list("hostile schemas", "json", schemas),
-            structured_list("hostile grammars", "grammar", inputs.hostile_grammars()),
-            Case(
-                "hostile tools", requests(CHAT, [(name, chat(tools=value)) for name, value in inputs.hostile_tools()])
-            ),
-        ]
-    return found
+def each_in_chat(field: str, inputs: Inputs) -> Attack:
+    return requests(CHAT, [(name, chat(**{field: value})) for name, value in inputs])
+
+
+PATTERNS = [(name, {"type": "string", "pattern": value}) for name, value in hostile_regexes()]
+LISTS = [
+    Case("hostile chat_template_kwargs", each_in_chat("chat_template_kwargs", hostile_template_kwargs())),
+    Case("hostile regexes", each("regex", hostile_regexes())),
+    Case("hostile regexes as patterns", each("json", PATTERNS)),
+    Case("hostile schemas", each("json", hostile_schemas())),
+    Case("hostile grammars", each("grammar", hostile_grammars())),
+    Case("hostile tools", each_in_chat("tools", hostile_tools())),
+]
 
 
 # ---- bytes ----------------------------------------------------------------------------------------------------------
 
-SMUGGLED = {
-    "CL.TE": b"content-length: 6\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\nG",
-    "TE.CL": b"transfer-encoding: chunked\r\ncontent-length: 4\r\n\r\n12\r\nGET /x HTTP/1.1\r\n\r\n0\r\n\r\n",
-    "xchunked": b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
-    "two lengths": b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}x",
-    "a signed length": b"content-length: +2\r\n\r\n{}",
-    "a length in hex": b"content-length: 0x2\r\n\r\n{}",
-    "a blank before the colon": b"content-length : 2\r\n\r\n{}",
-    "folding": b"x: a\r\n b\r\ncontent-length: 2\r\n\r\n{}",
-    "a NUL": b"x: a\0b\r\ncontent-length: 2\r\n\r\n{}",
-    "bare CR": b"x: a\rcontent-length: 2\r\n\r\n{}",
-    "h2c": b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: 2\r\n\r\n{}",
-    "Expect": b"expect: 200-maybe\r\ncontent-length: 2\r\n\r\n{}",
-}
-HEADS = {
-    "CONNECT": b"CONNECT evil:80 HTTP/1.1\r\nhost: evil:80\r\n\r\n",
-    "an Origin that is none": b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\norigin: http://[\r\n\r\n",
-    "two Hosts": b"GET /health HTTP/1.1\r\nhost: evil\r\nhost: 127.0.0.1\r\n\r\n",
-    "no Host": b"GET /health HTTP/1.1\r\n\r\n",
-    "dots": b"GET /../../etc/passwd HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
-    "escaped dots": b"GET /%2e%2e%2f%2e%2e%5cetc HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
-    "a NUL in the path": b"GET /a%00b HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
-    "a long path": b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
-    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-    "a greeting of engines": b"\x10\x00\x00\x00" + b"\x93" * 16,
-    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-}
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
 ODD_BODIES: list[tuple[str, bytes]] = [
     ("UTF-16", json.dumps(complete()).encode("utf-16")),
@@ -308,56 +228,15 @@ ODD_BODIES: list[tuple[str, bytes]] = [
 ]
 
 
-def floods(target: Target) -> None:
-    """Each without end, until the server closes the connection."""
-    for name, (start, piece) in FLOODS.items():
-        with target.connect() as connection, contextlib.suppress(ConnectionError):
-            connection.sendall(start.replace(b"%s", b"/v1/completions"))
-            num_sent, closed = flood(connection, piece, seconds=FLOOD_S * 3, max_bytes=MAX_FLOOD_BYTES)
-            if not closed:
-                target.wrong.append(f"{name}: still open after {num_sent:,} bytes")
-            target.note("closed" if closed else "open", 0.0, name)
-
-
-def unread_bodies(target: Target) -> None:
-    """They are declared and never come."""
-    with contextlib.ExitStack() as stack:
-        connections = [stack.enter_context(target.connect()) for _ in range(100)]
-        for connection in connections:
-            connection.sendall((DECLARED % b"/nowhere") + b" ")
-        for connection in connections:
-            target.note("closed" if is_closed(connection, within_s=10) else "open", 0.0, "")
-
-
-def idle_and_half_heads(target: Target) -> None:
-    """Two of three say nothing at all."""
-    with contextlib.ExitStack() as stack:
-        for number in range(target.num_idle):
-            connection = stack.enter_context(target.connect())
-            if number % 3 == 0:
-                connection.sendall(b"GET /health HTTP/1.1\r\nhost: 127")
-        time.sleep(FLOOD_S)
-    target.note("held", FLOOD_S, "")
-
-
-def viewers(target: Target) -> None:
-    """Of the live page, who read nothing."""
-    with contextlib.ExitStack() as stack:
-        for _ in range(80):
-            connection = stack.enter_context(target.connect())
-            connection.sendall(b"GET /live HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
-            target.note(connection.recv(12)[-3:].decode(errors="replace"), 0.0, "")
-        time.sleep(FLOOD_S)
-
-
-def pipelined(target: Target) -> None:
+async def pipelined(target: Target) -> None:
     """Sixteen at once, whose client closes the connection behind them."""
     body = packed(complete(max_tokens=2000, ignore_eos=True))
     one = POST + b"content-length: %d\r\n\r\n" % len(body) + body
+    url = httpx.URL(target.url)
     for _ in range(16):
-        with target.connect() as connection:
-            connection.sendall(one + HEALTH * 4)
-    target.note("left", 0.0, "")
+        with socket.create_connection((url.host, url.port or 80), timeout=10) as connection:
+            await asyncio.to_thread(connection.sendall, one + HEALTH * 4)
+    target.statuses["left"] += 16
 
 
 async def same_request_id(target: Target) -> None:
@@ -392,10 +271,6 @@ WIDE = [
 READINGS = [(f"{n:,}", complete(prompt=[5] * n, prompt_logprobs=20, max_tokens=1)) for n in (1000, 4000)]
 SEARCH = complete(n=64, best_of=64, use_beam_search=True, max_tokens=12)
 SAMPLERS = [{"repetition_penalty": 1e-300}, {"temperature": 1e-300}, {"top_p": 1e-300}, {"min_p": 1 - 1e-16}]
-TEXT = "The line never stops, and so nobody waits: a seat that gets free is taken at the very next stop. "
-BAD_WORDS = [f"{number:08x}" for number in range(1024)]
-WITH_BAD_WORDS = complete(prompt=[[5]] * 64, bad_words=BAD_WORDS, max_tokens=1)
-WITH_STOPS = complete(n=64, stop=[(TEXT * 10)[:1000] + str(number) for number in range(8)], max_tokens=100)
 MANY_PROMPTS = complete(prompt=[[7] * 300] * 300, max_tokens=1)
 LOGPROBS = complete(n=64, logprobs=20, max_tokens=100, ignore_eos=True)
 
@@ -407,7 +282,7 @@ CASES = [
     Case("300 regexes, left", left(COMPLETIONS, REGEXES, then=structured(regex="[a-f]+"))),
     Case("automata that grow while decoding", requests(COMPLETIONS, [("", body) for body in GROWING], at_once=40)),
     Case("regexes too large, and beside tools", requests(CHAT, WIDE)),
-    *lists(),
+    *LISTS,
     Case("prompt_logprobs", requests(COMPLETIONS, READINGS), needs_model=True),
     Case("searches of 64 beams", requests(COMPLETIONS, [("", SEARCH)] * 8, at_once=8), needs_model=True),
     Case("logprobs of 64 completions", requests(COMPLETIONS, [("", LOGPROBS)]), needs_model=True),
@@ -416,16 +291,7 @@ CASES = [
     Case("300 prompts of 300 tokens in a body", requests(COMPLETIONS, [("", MANY_PROMPTS)])),
     Case("48 invented users", requests(COMPLETIONS, invented_users(), at_once=48)),
     Case("extreme samplers", requests(COMPLETIONS, [(str(each), complete(**each)) for each in SAMPLERS])),
-    Case("bad words of 64 prompts", requests(COMPLETIONS, [("", WITH_BAD_WORDS)] * 4)),
-    Case("stop strings that nearly match", requests(COMPLETIONS, [("", WITH_STOPS)] * 2)),
     Case("odd bodies", requests(COMPLETIONS, ODD_BODIES)),
-    Case("smuggling", exchanges(SMUGGLED, before=POST)),
-    Case("odd heads", exchanges(HEADS)),
-    Case("floods", in_thread(floods)),
-    Case("unread bodies", in_thread(unread_bodies)),
-    Case("idle connections and half heads", in_thread(idle_and_half_heads)),
-    Case("80 viewers", in_thread(viewers)),
-    Case("pipelined and left", in_thread(pipelined)),
+    Case("pipelined and left", pipelined),
     Case("the same request id twice", same_request_id),
-    Case("chunked, nothing else", exchanges({"": (CHUNKED % b"/v1/completions") + b"0\r\n\r\n"})),
 ]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -22,20 +21,15 @@ from tests.triton_device import DEVICE, ON_GPU  # isort: split
 
 from headway.attention import HeadNorms, Heads
 from headway.attention.base import NO_REQUEST
-from headway.core.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
 from headway.kv.layer_cache import LayerKVCache
 from headway.layers.linear import TorchLinear
 from headway.layers.ops import TorchOps
 from headway.layers.skinny_gemm import one_row, scaled_linear, swiglu
 from headway.layers.triton_ops import TritonOps
-from headway.sampling_params import SamplingParams
 from tests.unit.attention.paged_case import Length, PagedCase, Shape, with_room
 from tests.unit.layers import skinny_case
 from tests.unit.layers.skinny_case import EPS, Operands
-from tests.unit.runner import sampling_reference
-from tests.unit.runner.sampling_bench import EOS, Bench
-from tests.unit.runner.sampling_reference import Request
-from tests.unit.runner.test_device_rows import OneEach, Rows
+from tests.unit.runner import test_device_rows, test_sampling_kernels
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")]
 
@@ -249,61 +243,15 @@ def test_sanitizer_row_wise_ops(token_major: bool, dtype: torch.dtype) -> None:
     assert torch.equal(caches[0].v, caches[1].v)
 
 
-def test_sanitizer_rows() -> None:
-    """Two requests are seated; a step takes one token of one and a prompt of the other; the next has room for five."""
-    rows = Rows(max_num_seqs=5, max_model_len=70, block_size=16, division=OneEach())
-    device, prompt = rows.device, tuple(range(100, 133))
-    params = SamplingParams()
-    rows.add([NewRequest("long", prompt, (), params), NewRequest("short", (4, 5, 6), (7, 8), params)])
-    long, short = rows.row_of["long"], rows.row_of["short"]
-    assert device.token_rows[long, :33].tolist() == list(prompt)
-    assert device.token_rows[short, :5].tolist() == [4, 5, 6, 7, 8]
-
-    first = ScheduledRequest("long", 33, 0, (4, 2, 9), True), ScheduledRequest("short", 1, 4, (7,), True)
-    staged = rows.stage(_output(*first), padded=lambda num_tokens: num_tokens)
-    assert staged.rows.request_ids == ["short", "long"]
-    assert device.tiles(staged.num_tiles)[:, :2].tolist() == [[1, 133]]
-    device.gather(staged.rows.num_requests, staged.rows.max_query_len)
-    assert device.token_ids[:34].tolist() == [8, *prompt]
-    assert device.positions[:34].tolist() == [4, *range(33)]
-    long_slots = [(4, 2, 9)[position // 16] * 16 + position % 16 for position in range(33)]
-    assert device.slots[:34].tolist() == [7 * 16 + 4, *long_slots]
-
-    second = ScheduledRequest("short", 1, 4, (), True), ScheduledRequest("long", 1, 32, (), True)
-    staged = rows.stage(_output(*second), padded=lambda num_tokens: 5)
-    assert staged.rows.request_ids == ["short", "long"]
-    device.gather(5, 5)
-    assert device.token_ids[:5].tolist() == [8, 132, 0, 0, 0]
-    assert device.positions[:5].tolist() == [4, 32, 0, 0, 0]
-    assert device.slots[:5].tolist() == [7 * 16 + 4, 9 * 16, -1, -1, -1]
+@pytest.mark.parametrize("seed", range(3))
+def test_sanitizer_rows(seed: int) -> None:
+    test_device_rows.test_random_steps_read_every_requests_own_tokens_from_its_own_blocks(seed)
 
 
-def test_sanitizer_sampling() -> None:
-    """A row for each part of sampling, over a vocabulary that leaves the last tile of each kernel partly empty."""
-    vocab_size = 9001
-    random = np.random.default_rng(0)
-    requests = [
-        Request({"temperature": 0.0}),
-        Request({"seed": 1}),
-        Request({"seed": 2, "top_k": 7}),
-        Request({"seed": 3, "top_p": 0.6, "temperature": 0.8}),
-        Request({"seed": 4, "min_p": 0.05}),
-        Request({"seed": 5, "repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2}, [9000], [8]),
-        Request({"seed": 6, "logit_bias": {9000: 4.0, 0: -3.0}}),
-        Request({"seed": 7, "min_tokens": 4}),
-        Request({"seed": 8}, [1], [5, 6], bad=[[5, 6, 7], [9000]]),
-        Request({"seed": 9, "logprobs": 3}),
-    ]
-    count = len(requests)
-    bench = Bench("triton", count, vocab_size)
-    bench.add({row: request.copy() for row, request in enumerate(requests)})
-    logits = torch.from_numpy(random.normal(0.0, 3.0, (count, vocab_size)).astype(np.float32))
-    output = bench.sample(logits, range(count))
-    assert output.errors == {}
-    for row, request in enumerate(requests):
-        expected = sampling_reference.expected_tokens(logits[row].double().numpy(), request, EOS)
-        assert output.token_ids[row] in expected, request
-        assert bench.token_rows[row, request.position] == output.token_ids[row]
+@pytest.mark.parametrize("step", ["flat", "some_combinations", "filters-5003-torch.float16"])
+def test_sanitizer_sampling(step: str) -> None:
+    """Vocabularies that leave the last tile of each kernel partly empty."""
+    test_sampling_kernels.test_each_row_draws_what_brute_force_draws("triton", step)
 
 
 def _randn(*shape: int, dtype: torch.dtype = F32) -> Tensor:
@@ -318,7 +266,3 @@ def _assert_close(got: Tensor, expected: Tensor) -> None:
     """To a few last bits of the largest value: both round in the same places, but what they round may differ a bit."""
     tolerance = 8 * torch.finfo(got.dtype).eps * float(expected.abs().max())
     torch.testing.assert_close(got, expected, rtol=0.0, atol=tolerance)
-
-
-def _output(*scheduled: ScheduledRequest) -> SchedulerOutput:
-    return SchedulerOutput(0, (), scheduled, (), (), sum(share.num_tokens for share in scheduled))

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from headway import LLM, SamplingParams
 from tests.integration.conversations import MAX_TOKENS, Alone, Conversations, greedy
 from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM
 
@@ -86,46 +85,3 @@ def test_several_answers_share_their_prompt(tiny: TinyLLM, alone: Alone) -> None
         most = max(most, llm.engine.core.scheduler.kv_cache.num_used_blocks)
     assert [answer.token_ids for answer in outputs[-1].outputs] == [alone.answer(prompt)[:8]] * 8
     assert most <= 17 + 8 * 3, "the prompt's full blocks once, and what differs for each"
-
-
-def test_prompt_logprobs_are_complete_and_the_same(tiny: TinyLLM) -> None:
-    """They are computed for every token, so such a request reads nothing from the cache."""
-    params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=2)
-    prompt = list(range(50, 83))
-    llm = tiny.on_cpu(block_size=4)
-    llm.generate(prompt, greedy(3), use_tqdm=False)
-    (found,) = llm.generate(prompt, params, use_tqdm=False)
-    (expected,) = tiny.on_cpu(enable_prefix_caching=False).generate(prompt, params, use_tqdm=False)
-    assert found.num_cached_tokens == 0
-    assert found.prompt_logprobs is not None and expected.prompt_logprobs is not None
-    assert len(found.prompt_logprobs) == len(prompt)
-    for one, other in zip(found.prompt_logprobs[1:], expected.prompt_logprobs[1:], strict=True):
-        assert one is not None and other is not None
-        assert {token: entry.logprob for token, entry in one.items()} == pytest.approx(
-            {token: entry.logprob for token, entry in other.items()}, abs=1e-4
-        )
-    assert found.outputs[0].token_ids == expected.outputs[0].token_ids
-
-
-def test_a_conversation_with_the_embedded_model() -> None:
-    """Each turn starts from the one before, and the answers stay what they are without a cache."""
-    questions = ["Name three colours.", "Which of them is the warmest?"]
-
-    def talk(llm: LLM) -> tuple[list[str], list[int], list[int]]:
-        messages: list[dict[str, str]] = []
-        answers, cached, lengths = [], [], []
-        for question in questions:
-            messages.append({"role": "user", "content": question})
-            (output,) = llm.chat(messages, greedy(10), use_tqdm=False)
-            answers.append(output.outputs[0].text)
-            cached.append(output.num_cached_tokens)
-            lengths.append(len(output.prompt_token_ids))
-            messages.append({"role": "assistant", "content": answers[-1]})
-        return answers, cached, lengths
-
-    options: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_model_len": 512}
-    answers, cached, lengths = talk(LLM(**options))
-    expected, none, _ = talk(LLM(enable_prefix_caching=False, **options))
-    assert answers == expected
-    assert none == [0, 0]
-    assert cached[1] >= lengths[0], "the whole turn before, and some of its answer"

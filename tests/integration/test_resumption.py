@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -47,6 +47,10 @@ PARAMS: dict[str, SamplingParams] = {
     ),
 }
 SEARCH = SamplingParams(use_beam_search=True, n=2, best_of=3, max_tokens=6, temperature=0)
+Asked = Mapping[str, tuple[Any, SamplingParams]]
+"""Prompts and what is asked for, by name."""
+Answers = dict[str, list[tuple[Any, ...]]]
+ASKED: Asked = {f"{name} {number}": (PROMPTS[number], params) for name, params in PARAMS.items() for number in range(2)}
 OPTIONS: dict[str, Any] = {"dtype": "float32", "kv_cache_memory": 2**27}
 DEATHS = (signal.SIGSTOP, signal.SIGKILL)
 """In this order. With more of them, a request that was there each time would be taken for their cause."""
@@ -75,25 +79,27 @@ def facts(output: RequestOutput) -> list[tuple[Any, ...]]:
     return [(one.text, list(one.token_ids), one.finish_reason, one.stop_reason) for one in output.outputs]
 
 
+def answers_of(llm: LLM, asked: Asked) -> Answers:
+    """What an engine in this process says."""
+    prompts, params = map(list, zip(*asked.values()))
+    return dict(zip(asked, map(facts, llm.generate(prompts, params)), strict=True))
+
+
 async def last_of(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
     *_, last = [output async for output in outputs]
     assert last.finished
     return last
 
 
-async def answers(llm: AsyncLLM) -> dict[str, list[tuple[Any, ...]]]:
-    async def one(name: str, number: int) -> tuple[str, list[tuple[Any, ...]], RequestOutput]:
-        last = await last_of(llm.generate(PROMPTS[number], PARAMS[name]))
-        return f"{name} {number}", facts(last), last
-
-    found = await asyncio.gather(*(one(name, number) for name in PARAMS for number in range(2)))
-    for key, _, last in found:
+async def answers(llm: AsyncLLM, asked: Asked = ASKED) -> Answers:
+    found = await asyncio.gather(*(last_of(llm.generate(*each)) for each in asked.values()))
+    for key, last in zip(asked, found, strict=True):
         if key.startswith("logprobs"):
             (completion,) = last.outputs
             assert completion.logprobs is not None and len(completion.logprobs) == len(completion.token_ids)
             assert all(completion.logprobs), "none of them is missing"
             assert last.prompt_logprobs is not None and len(last.prompt_logprobs) == len(last.prompt_token_ids or ())
-    return {key: own for key, own, _ in found}
+    return dict(zip(asked, map(facts, found), strict=True))
 
 
 def test_everything_that_is_told_travels(llm: LLM, engine: tuple[AsyncLLM, asyncio.Runner]) -> None:
@@ -140,9 +146,7 @@ async def kill_in_the_middle(replica: Replica) -> None:
 
 def test_answers_do_not_depend_on_deaths(llm: LLM, engine: tuple[AsyncLLM, asyncio.Runner]) -> None:
     process, runner = engine
-    asked = [(f"{name} {number}", PROMPTS[number], PARAMS[name]) for name in PARAMS for number in range(2)]
-    keys, prompts, params = map(list, zip(*asked))
-    expected = dict(zip(keys, map(facts, llm.generate(prompts, params)), strict=True))
+    expected = answers_of(llm, ASKED)
 
     async def test() -> None:
         client = process._client

@@ -25,9 +25,9 @@ FAMILIES = ("llama", "llama3", "mistral", "qwen2", "qwen3")
 NUM_TOKENS = 48
 NUM_EMBEDDED_TOKENS = 24
 NUM_COMPARED_TOKENS = 8
-"""Of the variants: the logarithms of their probabilities are the same to the bit, so a few show what many would."""
+"""In chunks: the logarithms of their probabilities are the same to the bit, so a few show what many would."""
 COMPARED_PROMPTS = PROMPTS[3::6]
-"""Of the variants: a sixth, with the longest one. All of them are compared with transformers, in one batch."""
+"""In chunks: a sixth, with the longest one. All of them are compared with transformers, in one batch."""
 VARIANTS_OF_EVERY_FAMILY = ("chunks of 7", "blocks of 1", "blocks of 128", "swapped to the host")
 """What reaches the model in another shape. The others differ in when a request runs, which one family shows."""
 pytestmark = pytest.mark.timeout(1200)
@@ -56,11 +56,6 @@ def batched(embedded: str) -> Run:
     return run(LLM(embedded, dtype="float32", device="cpu"), PROMPTS, NUM_EMBEDDED_TOKENS, with_logprobs=True)
 
 
-def assert_begins_with(whole: Run, beginning: Run) -> None:
-    assert beginning.tokens == [tokens[:NUM_COMPARED_TOKENS] for tokens in whole.tokens[3::6]]
-    assert beginning.logprobs == [logprobs[:NUM_COMPARED_TOKENS] for logprobs in whole.logprobs[3::6]]
-
-
 def test_embedded_model_batched(embedded: str, batched: Run, reference: Any) -> None:
     tokenizer = open_checkpoint(embedded).tokenizer()
     assert tokenizer is not None
@@ -73,25 +68,11 @@ def test_embedded_model_batched(embedded: str, batched: Run, reference: Any) -> 
     assert not wrong
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_chunk_tokens": 1, "block_size": 128},
-        {"max_chunk_tokens": 7, "block_size": 1},
-        {"max_chunk_tokens": 64, "max_num_seqs": 5, "scheduling_policy": "priority"},
-    ],
-    ids=str,
-)
-def test_embedded_model_variants(embedded: str, batched: Run, options: dict[str, Any]) -> None:
-    llm = LLM(embedded, dtype="float32", device="cpu", **options)
-    assert_begins_with(batched, run(llm, COMPARED_PROMPTS, NUM_COMPARED_TOKENS, with_logprobs=True))
-
-
-def test_embedded_model_alone(embedded: str, batched: Run) -> None:
-    llm = LLM(embedded, dtype="float32", device="cpu")
-    alone = [run(llm, [prompt], NUM_COMPARED_TOKENS, with_logprobs=True) for prompt in COMPARED_PROMPTS]
-    tokens, logprobs = [each.tokens[0] for each in alone], [each.logprobs[0] for each in alone]
-    assert_begins_with(batched, Run(tokens=tokens, logprobs=logprobs, num_preemptions=0))
+def test_embedded_model_in_chunks(embedded: str, batched: Run) -> None:
+    llm = LLM(embedded, dtype="float32", device="cpu", max_chunk_tokens=7, block_size=1)
+    found = run(llm, COMPARED_PROMPTS, NUM_COMPARED_TOKENS, with_logprobs=True)
+    assert found.tokens == [tokens[:NUM_COMPARED_TOKENS] for tokens in batched.tokens[3::6]]
+    assert found.logprobs == [logprobs[:NUM_COMPARED_TOKENS] for logprobs in batched.logprobs[3::6]]
 
 
 def test_embedded_model_with_a_cache_that_is_too_small(embedded: str, batched: Run) -> None:

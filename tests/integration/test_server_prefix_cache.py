@@ -53,28 +53,6 @@ def test_equal_requests_of_one_key_share_and_of_two_do_not(server: ServerProcess
     assert cached(complete(server, PROMPT, cache_salt="mine")) == cached(second)
 
 
-def guessed(server: ServerProcess, before: list[int], *, length: int, digits: list[int]) -> list[int]:
-    """What follows these tokens in another key's prompt, as far as `cached_tokens` tells it token by token."""
-    known = list(before)
-    for _ in range(length):
-        found = {digit: cached(complete(server, [*known, digit, 1], key="bob", max_tokens=1)) for digit in digits}
-        best = max(digits, key=lambda digit: found[digit])
-        if found[best] <= len(known):
-            break
-        known.append(best)
-    return known[len(before) :]
-
-
-def test_a_key_cannot_guess_what_another_has_asked(server: ServerProcess) -> None:
-    before, digits, pin = list(range(100, 120)), list(range(200, 206)), [204, 202, 205]
-    attack = {"length": len(pin), "digits": digits}
-    complete(server, [*before, *pin, 300])
-    assert guessed(server, before, **attack) == []
-    with running_server(*FACTORY, *KEYS, "--no-cache-salt-by-key") as shared:
-        complete(shared, [*before, *pin, 300])
-        assert guessed(shared, before, **attack) == pin, "the attack works where prefixes are shared"
-
-
 def test_completions_and_prompts_of_one_request(server: ServerProcess) -> None:
     prompt = "Several answers to one question. " * 3
     several = {"n": 3, "temperature": 1.0, "seed": 1}
@@ -101,15 +79,6 @@ def test_metrics_agree_with_what_clients_are_told(server: ServerProcess) -> None
     assert after["kv_blocks_cached"] + after["kv_blocks_free"] == NUM_BLOCKS
 
 
-def test_what_compares_sequences_is_refused_without_a_model(server: ServerProcess) -> None:
-    for fields, param in (({"best_of": 2}, "best_of"), ({"use_beam_search": True}, "use_beam_search")):
-        body = {"prompt": PROMPT, **fields}
-        answer = httpx.post(
-            f"{server.url}/v1/completions", json=body, headers={"authorization": "Bearer alice"}, timeout=60
-        )
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-
-
 def test_a_prompt_that_is_to_be_kept_survives_a_flood(server: ServerProcess) -> None:
     keep, leave = "These words are to be kept for long. " * 3, "These other words may be forgotten soon. " * 3
     complete(server, keep, cache_ttl_s=600)
@@ -128,13 +97,3 @@ def test_the_command_shows_an_idle_servers_cache(server: ServerProcess) -> None:
     assert f"0 live · {num_cached} cached · {NUM_BLOCKS - num_cached} free" in done.stdout
     drawn = done.stdout[done.stdout.index("free  \n") :]
     assert drawn.count("+") == num_cached and drawn.count(".") == NUM_BLOCKS - num_cached
-
-
-def test_without_a_prefix_cache_nothing_is_found_and_its_fields_are_refused() -> None:
-    with running_server(*FACTORY, "--no-enable-prefix-caching") as server:
-        assert [cached(complete(server, PROMPT)) for _ in range(2)] == [0, 0]
-        for fields in ({"cache_salt": "x"}, {"cache_ttl_s": 5}):
-            answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": PROMPT} | fields, timeout=60)
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, *fields)
-        gauges = server.gauges()
-        assert gauges["prefix_cache_queries_total"] == gauges["kv_blocks_cached"] == 0

@@ -148,22 +148,6 @@ def test_answers_that_end_by_themselves_fit(llm: LLM) -> None:
         assert set(person) == {"name", "age", "tags"} and 0 <= person["age"] <= 120 and len(person["tags"]) <= 3
 
 
-@pytest.mark.parametrize("fields", [{"ignore_eos": True}, {"min_tokens": 150}], ids=str)
-def test_where_the_end_token_is_barred_the_grammar_ends_the_answer(llm: LLM, fields: dict[str, Any]) -> None:
-    params = SamplingParams(
-        temperature=0.0, max_tokens=200, structured_outputs=StructuredOutputsParams(choice=["yes", "no"]), **fields
-    )
-    (output,) = llm.generate("Is it? ", params)
-    assert output.outputs[0].text in ("yes", "no")
-    assert output.outputs[0].finish_reason == "stop" and output.outputs[0].stop_reason is None
-
-
-def test_max_tokens_cut_what_there_is(llm: LLM) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=5, structured_outputs=StructuredOutputsParams(json=PERSON))
-    (output,) = llm.generate("A person, as JSON: ", params)
-    assert output.outputs[0].finish_reason == "length" and output.outputs[0].text.startswith("{")
-
-
 def test_allowed_tokens_alone_and_with_a_grammar(llm: LLM) -> None:
     tokenizer = llm.get_tokenizer()
     digits = [tokenizer.encode(digit)[0] for digit in "0123456789"]

@@ -3,7 +3,7 @@
     python -m tests.stress.rolling_restarts --minutes 10 --restarts 5
 
 A rolling restart ends each server with SIGTERM and starts it again when it is gone; the other one serves meanwhile.
-Exit status 1 if anything failed. What servers write goes to files in --logs.
+Exit status 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -11,79 +11,58 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 
 import httpx
 
+from headway.server.server_config import ServerConfig
 from tests.integration.prompts import PROMPTS
+from tests.integration.server_process import running_server
 from tests.stress.small_proxy import SmallProxy
 from tests.stress.steady_clients import Expected, ask, load
 
 NUM_TOKENS = 48
-START_UP_S = 180.0
-STOP_S = 60.0
+LAME_DUCK_S = ServerConfig.lame_duck_s
 
 
 class RestartedServer:
     """A `headway serve` that keeps its port over restarts."""
 
-    def __init__(self, name: str, arguments: Sequence[str], logs: Path) -> None:
+    def __init__(self, arguments: Sequence[str]) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = int(free.getsockname()[1])
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._name = name
-        self._command = [sys.executable, "-m", "headway", "serve", "--port", str(self.port), *arguments]
-        self._logs = logs
-        self._process: asyncio.subprocess.Process | None = None
+        self._arguments = ("--port", str(self.port), "--lame-duck-s", str(LAME_DUCK_S), *arguments)
+        self._running = contextlib.ExitStack()
 
     async def start(self) -> None:
         """Returns when it is ready."""
-        with (
-            (self._logs / f"{self._name}.log").open("ab") as log,
-            (self._logs / f"{self._name}.jsonl").open("ab") as out,
-        ):
-            self._process = await asyncio.create_subprocess_exec(*self._command, stdout=out, stderr=log)
-        async with asyncio.timeout(START_UP_S), httpx.AsyncClient(base_url=self.url) as http:
-            while True:
-                with contextlib.suppress(httpx.HTTPError):
-                    if (await http.get("/ready")).status_code == 200:
-                        return
-                if self._process.returncode is not None:
-                    raise RuntimeError(f"{self._name} ended with status {self._process.returncode}; see {self._logs}")
-                await asyncio.sleep(0.1)
+        self.server = await asyncio.to_thread(self._running.enter_context, running_server(*self._arguments))
 
     async def stop(self) -> float:
         """SIGTERM; how long it took to end. Raises if it ended in another way than it should."""
-        assert self._process is not None
         signalled_s = time.monotonic()
-        self._process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(STOP_S):
-            status = await self._process.wait()
+        status = await asyncio.to_thread(self.server.terminate)
         if status != 0:
-            raise RuntimeError(f"{self._name} ended with status {status}; see {self._logs}")
+            raise RuntimeError(f"{self.port} ended with status {status}:\n" + "\n".join(self.server.log))
         return time.monotonic() - signalled_s
 
-    def kill(self) -> None:
+    def close(self) -> None:
         """If it is still there."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+        self._running.close()
 
 
 @contextlib.asynccontextmanager
-async def two_servers(arguments: Sequence[str], logs: Path) -> AsyncIterator[list[RestartedServer]]:
-    servers = [RestartedServer(name, arguments, logs) for name in ("first", "second")]
+async def two_servers(arguments: Sequence[str]) -> AsyncIterator[list[RestartedServer]]:
+    servers = [RestartedServer(arguments) for _ in range(2)]
     try:
         await asyncio.gather(*(server.start() for server in servers))
         yield servers
     finally:
         for server in servers:
-            server.kill()
+            server.close()
 
 
 async def undisturbed(url: str) -> Expected:
@@ -102,19 +81,14 @@ async def roll(servers: Sequence[RestartedServer], proxy: SmallProxy, say: str) 
         print(f"{say}: port {server.port} ended after {stopped_s:.1f} s and is back", flush=True)
 
 
-async def run(arguments: argparse.Namespace, logs: Path) -> bool:
-    async with two_servers(arguments.server_options, logs) as servers:
-        expected = await undisturbed(servers[0].url)
+async def run(arguments: argparse.Namespace) -> bool:
+    async with two_servers(arguments.server_options) as servers:
+        expected = await undisturbed(servers[0].server.url)
         async with SmallProxy([server.port for server in servers]) as proxy:
             begun_s, is_over = time.monotonic(), False
+            url, num_clients, seed = f"http://127.0.0.1:{proxy.port}", arguments.clients, arguments.seed
             loading = asyncio.create_task(
-                load(
-                    f"http://127.0.0.1:{proxy.port}",
-                    expected,
-                    num_clients=arguments.clients,
-                    is_over=lambda: is_over,
-                    seed=arguments.seed,
-                )
+                load(url, expected, num_clients=num_clients, is_over=lambda: is_over, seed=seed)
             )
             try:
                 for number in range(arguments.restarts):
@@ -138,12 +112,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--restarts", type=int, default=5, help="rolling restarts, each of both servers")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--logs", type=Path, help="a folder for what servers write; default: a temporary one")
     parser.add_argument("server_options", nargs="*", help="options of headway serve, behind --")
-    arguments = parser.parse_args(argv)
-    logs = arguments.logs or Path(tempfile.mkdtemp(prefix="rolling-restarts-"))
-    logs.mkdir(parents=True, exist_ok=True)
-    return 0 if asyncio.run(run(arguments, logs)) else 1
+    return 0 if asyncio.run(run(parser.parse_args(argv))) else 1
 
 
 if __name__ == "__main__":

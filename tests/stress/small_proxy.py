@@ -9,50 +9,54 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Self
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Self
 
-from tests.stress.http_parts import Head, read_head, relay_body
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
-CHECK = b"GET /ready HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 CHECK_TIMEOUT_S = 5.0
-_CONNECTION = re.compile(rb"\r\nconnection: [^\r]*", re.IGNORECASE)
+OF_A_CONNECTION = (b"connection", b"transfer-encoding")
+"""Headers that are not passed on."""
 
 
-@dataclass
 class Upstream:
     """A server behind the proxy."""
 
-    port: int
-    is_ready: bool = False
-    num_requests: int = 0
-    num_reused: int = 0
-    """Requests that went over a kept connection."""
-    kept: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = field(default_factory=list)
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.is_ready = False
+        self.num_requests = 0
+        self._num_connected = 0
+        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=None, trust_env=False)
+
+    @property
+    def num_reused(self) -> int:
+        """Requests that went over a kept connection."""
+        return self.num_requests - self._num_connected
 
     async def check(self) -> None:
         """Ask whether it takes requests."""
-        with contextlib.suppress(OSError, EOFError, TimeoutError):
-            async with asyncio.timeout(CHECK_TIMEOUT_S):
-                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-                with contextlib.closing(writer):
-                    writer.write(CHECK)
-                    self.is_ready = (await read_head(reader)).status == 200
-                    return
-        self.is_ready = False
+        try:
+            answer = await self.http.get("/ready", headers={"connection": "close"}, timeout=CHECK_TIMEOUT_S)
+            self.is_ready = answer.status_code == 200
+        except httpx.TransportError:
+            self.is_ready = False
 
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection that was kept and that the server has not closed, or a new one."""
+    async def send(self, asked: Request) -> httpx.Response:
+        """Its answer, of which only the head is there yet."""
+        headers = [one for one in asked.headers.raw if one[0] not in OF_A_CONNECTION]
+        request = self.http.build_request(asked.method, asked.url.path, headers=headers, content=await asked.body())
+        request.extensions["trace"] = self._trace
         self.num_requests += 1
-        while self.kept:
-            reader, writer = self.kept.pop()
-            if not reader.at_eof() and not writer.is_closing():
-                self.num_reused += 1
-                return reader, writer
-            writer.close()
-        return await asyncio.open_connection("127.0.0.1", self.port)
+        return await self.http.send(request, stream=True)
+
+    async def _trace(self, event: str, info: dict[str, Any]) -> None:
+        self._num_connected += event == "connection.connect_tcp.started"
 
 
 class SmallProxy:
@@ -64,71 +68,53 @@ class SmallProxy:
         self.port = 0
         self._check_s = check_s
         self._turns = itertools.cycle(self.upstreams)
-        self._tasks: set[asyncio.Task[None]] = set()
+        app = Starlette(routes=[Route("/{path:path}", self._forward, methods=["GET", "POST"])])
+        self._server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_level="critical"))
+        self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]  # they are for the whole
 
     async def __aenter__(self) -> Self:
-        for upstream in self.upstreams:
-            await upstream.check()
-            self._tasks.add(asyncio.create_task(self._keep_checking(upstream)))
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
+        await asyncio.gather(*(upstream.check() for upstream in self.upstreams))
+        self._checking = [asyncio.create_task(self._keep_checking(upstream)) for upstream in self.upstreams]
+        self._serving = asyncio.create_task(self._server.serve())
+        while not self._server.started:
+            await asyncio.sleep(0.001)
+        self.port = self._server.servers[0].sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in self._tasks:
+        self._server.should_exit = True
+        await self._serving
+        for task in self._checking:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._checking, return_exceptions=True)
         for upstream in self.upstreams:
-            for _, writer in upstream.kept:
-                writer.close()
+            await upstream.http.aclose()
 
     async def _keep_checking(self, upstream: Upstream) -> None:
         while True:
             await asyncio.sleep(self._check_s)
             await upstream.check()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client's connection."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            while True:
-                head = await read_head(reader)
-                body = await reader.readexactly(head.content_length or 0)
-                await self._forward(head, body, writer)
-        except (EOFError, ConnectionError):  # the client has left
-            pass
-        finally:
-            self._tasks.discard(task)
-            writer.close()
-
-    async def _forward(self, head: Head, body: bytes, client: asyncio.StreamWriter) -> None:
+    async def _forward(self, asked: Request) -> Response:
         upstream = next((each for each in itertools.islice(self._turns, len(self.upstreams)) if each.is_ready), None)
         if upstream is None:
-            await self._fail("503 Service Unavailable", "no server is ready", client)
-            return
+            self.failures.append("no server is ready")
+            return Response(status_code=503)
         try:
-            reader, writer = await upstream.connect()
-            writer.write(head.data + body)
-            answer = await read_head(reader)
-        except (EOFError, OSError) as error:
-            await self._fail("502 Bad Gateway", f"{upstream.port}: {error!r} before the answer", client)
-            return
-        client.write(_CONNECTION.sub(b"", answer.data))
-        try:
-            await relay_body(answer, reader, client)
-        except EOFError:
-            self.failures.append(f"{upstream.port}: the answer was cut off")
-            writer.close()
-            raise ConnectionError("the client must see it") from None
-        if answer.is_last:
-            writer.close()
-        else:
-            upstream.kept.append((reader, writer))
+            answer = await upstream.send(asked)
+        except httpx.TransportError as error:
+            self.failures.append(f"{upstream.port}: {error!r} before the answer")
+            return Response(status_code=502)
+        passed = StreamingResponse(self._relayed(upstream, answer), answer.status_code)
+        passed.raw_headers = [one for one in answer.headers.raw if one[0].lower() not in OF_A_CONNECTION]
+        return passed
 
-    async def _fail(self, status: str, why: str, client: asyncio.StreamWriter) -> None:
-        self.failures.append(why)
-        client.write(f"HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n".encode())
-        await client.drain()
+    async def _relayed(self, upstream: Upstream, answer: httpx.Response) -> AsyncIterator[bytes]:
+        try:
+            async for part in answer.aiter_raw():
+                yield part
+        except httpx.TransportError:
+            self.failures.append(f"{upstream.port}: the answer was cut off")
+            raise  # the client must see it
+        finally:
+            await answer.aclose()

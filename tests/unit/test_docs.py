@@ -58,25 +58,6 @@ def test_every_command_that_is_shown_has_options_that_exist(example: object) -> 
     parser.parse(words)  # ends the process at the first that does not
 
 
-def test_examples_are_cut_into_commands() -> None:
-    block = "# a comment\nheadway a \\\n    --b c   # why\n\ncurl x -d '{\n  1}'\nheadway d\n"
-    assert run_examples.commands(block) == [
-        (1, "headway a \\\n    --b c   # why"),
-        (4, "curl x -d '{\n  1}'"),
-        (6, "headway d"),
-    ]
-
-
-def test_examples_that_are_not_run_say_why() -> None:
-    reasons: dict[str, str | None] = {}
-    for one in run_examples.examples():
-        if one.kind == "sh":
-            reasons.setdefault(one.text.split()[0], one.why_not(False))
-    assert reasons["make"] == "a make target (--make runs it)"
-    assert reasons["compute-sanitizer"] == "needs a GPU"
-    assert reasons["curl"] is None
-
-
 COUNTS = (
     ("CHANGELOG.md", r"(\w+) policies\s+with a starvation guard", len(SCHEDULING_POLICIES)),
     ("CHANGELOG.md", r"tools in (\w+) formats", len(TOOL_FORMATS)),
@@ -119,16 +100,6 @@ def test_every_number_of_the_readmes_tables_is_in_a_row_of_the_results() -> None
 def test_the_layers_are_those_of_the_import_contract() -> None:
     page = layers.PAGE.read_text(encoding="utf-8")
     assert page == layers.rewritten(page), "run 'make docs'"
-
-
-def test_a_layer_that_moves_makes_the_page_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = layers.PAGE.read_text(encoding="utf-8")
-    order = layers.layers()
-    monkeypatch.setattr(layers, "layers", lambda: order[::-1])
-    assert page != layers.rewritten(page)
-    monkeypatch.setattr(layers, "layers", lambda: [["unheard_of"]])
-    with pytest.raises(ValueError, match="what 'unheard_of' is for"):
-        layers.rewritten(page)
 
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -28,28 +28,22 @@ def test_a_line_says_what_is_done_and_what_is_left() -> None:
     assert lines.line == "8/s: 50 of 50 requests (100%), 30 s"
 
 
-def test_the_time_that_is_left_is_not_guessed_from_next_to_nothing() -> None:
+@pytest.mark.parametrize(
+    ("given", "at", "line"),
+    [
+        ((100, "x"), (4,), "x: 4%, 10 s"),
+        ((100, "x"), (5,), "x: 5%, 10 s, about 3 min 10 s left"),
+        ((None, "Reading", "lines"), (3000,), "Reading: 3,000 lines, 10 s"),
+        ((None, "Reading", "lines"), (3000, 6000), "Reading: 3,000 of 6,000 lines (50%), 10 s, about 10 s left"),
+        ((None, "Fetching", "bytes"), (2_300_000, 93_000_000), "Fetching: 2 of 93 MB (2%), 10 s"),
+    ],
+)
+def test_lines(given: tuple[Any, ...], at: tuple[int, ...], line: str) -> None:
     clock = Clock()
-    lines = ProgressLines(100, "x", now=clock)
+    lines = ProgressLines(*given, now=clock)
     clock.now_s += 10
-    lines.at(4)
-    assert lines.line == "x: 4%, 10 s"
-    lines.at(5)
-    assert lines.line == "x: 5%, 10 s, about 3 min 10 s left"
-
-
-def test_a_total_may_be_told_later_or_never() -> None:
-    lines = ProgressLines(None, "Reading", "lines", now=Clock())
-    lines.at(3000)
-    assert lines.line == "Reading: 3,000 lines, 0 s"
-    lines.at(3000, 6000)
-    assert lines.line.startswith("Reading: 3,000 of 6,000 lines (50%), 0 s")
-
-
-def test_bytes_are_shown_in_megabytes() -> None:
-    lines = ProgressLines(None, "Fetching", "bytes", now=Clock())
-    lines.at(2_300_000, 93_000_000)
-    assert lines.line == "Fetching: 2 of 93 MB (2%), 0 s"
+    lines.at(*at)
+    assert lines.line == line
 
 
 def test_only_the_innermost_of_two_is_shown(

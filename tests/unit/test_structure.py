@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.lab.bench.test_offline_bench import SHAPE
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "headway"
 MODULES = {
@@ -55,10 +57,6 @@ def test_no_circle_of_imports() -> None:
     assert not circles({name: set(imports(file)) for name, file in MODULES.items()})
 
 
-def test_a_circle_is_found() -> None:
-    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"], ["c", "b"]]
-
-
 def test_few_modules_know_the_configuration() -> None:
     knowing = [
         name
@@ -79,23 +77,6 @@ def test_tensor_code_is_told_what_it_needs(package: str) -> None:
 
 PAGE = ROOT / "docs" / "follow_a_step.md"
 LISTED = re.compile(r"^ *(\d+) ([a-z0-9_/]+\.py)$", re.MULTILINE)
-SHAPE = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 256,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-    "hidden_act": "silu",
-}
 ONLY_IN_HALF_PRECISION = ("layers/skinny_gemm.py",)
 """The traced step is in float32."""
 TRACE = """

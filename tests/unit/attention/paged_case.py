@@ -11,8 +11,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 from tests.triton_device import DEVICE  # isort: split
 
 from headway.attention import FORMATS, AttentionBatch, KVFormat
-from headway.attention.base import NO_REQUEST, NUM_PART_COLUMNS, HeadNorms, Heads
+from headway.attention.base import NO_REQUEST, NUM_PART_COLUMNS, DividesWork, HeadNorms, Heads
 from headway.attention.triton_paged import TritonPagedAttention
 from headway.kv.layer_cache import LayerKVCache
 from headway.layers.triton_ops import TritonOps
@@ -76,9 +77,17 @@ class Expected:
 
 
 class PagedCase:
-    """Requests of the given lengths; those with one new token first. `sharpness` scales the scores."""
+    """Requests of the given lengths. `sharpness` scales the scores."""
 
-    def __init__(self, shape: Shape, lengths: Sequence[Length], *, sharpness: float = 1.0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        lengths: Sequence[Length],
+        *,
+        sharpness: float = 1.0,
+        seed: int = 0,
+        backend: Callable[..., Any] = TritonPagedAttention,
+    ) -> None:
         self.shape = shape
         self.lengths = list(lengths)
         self._random = torch.Generator(DEVICE).manual_seed(seed)
@@ -106,25 +115,37 @@ class PagedCase:
             self._fill(own.to(DEVICE), total)
             self._queries.append(sharpness * self._randn(new, shape.num_heads, shape.head_dim))
         self._table = self._table.to(DEVICE)
-        self.backend = TritonPagedAttention([self.cache], shape.num_heads)
+        self.backend = backend([self.cache], shape.num_heads)
 
     def run(self, chosen: Sequence[int] | None = None, *, num_padding: int = 0) -> list[Tensor]:
-        """One step of the chosen requests: [new tokens, heads, head_dim] for each. The counters are 0 after it."""
+        """One step of the chosen requests: [new tokens, heads, head_dim] for each."""
         chosen = range(len(self.lengths)) if chosen is None else chosen
         batch = self.batch(chosen, num_padding=num_padding)
         self.backend.plan(batch)
         out = self.backend.run(0, self.queries(chosen, num_padding=num_padding))
         assert out.shape == (batch.num_tokens, self.shape.num_heads * self.shape.head_dim)
         assert out.dtype == self.shape.dtype
-        assert not self.backend._num_arrived.any()
+        self.assert_counters_are_0()
         lens = [self.lengths[r][0] for r in chosen]
         return list(out[: sum(lens)].unflatten(1, (self.shape.num_heads, -1)).split(lens))
+
+    def assert_counters_are_0(self) -> None:
+        if isinstance(self.backend, TritonPagedAttention):
+            assert not self.backend._num_arrived.any()
 
     def check(self, chosen: Sequence[int] | None = None, *, num_padding: int = 0) -> None:
         """A step gives each of the chosen requests what it must."""
         chosen = range(len(self.lengths)) if chosen is None else chosen
         for request, got in zip(chosen, self.run(chosen, num_padding=num_padding), strict=True):
             self._assert_near(got, self.expected(request), request)
+
+    def check_room_changes_nothing(self) -> None:
+        """A step in a CUDA graph with room for 20 requests more gives the same to the bit."""
+        chosen = range(len(self.lengths))
+        self.backend.plan(with_room(self.batch(chosen), 20))
+        got = self.backend.run(0, self.queries(chosen))
+        self.assert_counters_are_0()
+        assert torch.equal(got.flatten(), torch.cat(self.run()).flatten())
 
     def check_qkv(self, *, with_norms: bool = False, extra: int = 0) -> None:
         """A step that rotates and caches in the kernel gives and caches the same as after `Ops.rope_write_kv`.
@@ -158,7 +179,7 @@ class PagedCase:
         self.backend.plan(with_room(batch, extra) if extra else batch)
         assert self.backend.takes_qkv
         out = self.backend.run_qkv(0, qkv, _int32(lasts), heads, norms)
-        assert not self.backend._num_arrived.any()
+        self.assert_counters_are_0()
         for request in chosen:
             got = out[request].view(1, shape.num_heads, -1)
             self._assert_near(got, separate.expected(request), request)
@@ -187,15 +208,16 @@ class PagedCase:
         """A step of the chosen requests and then some without a context, whose line of the table is the first."""
         lens = np.array([self.lengths[r][0] for r in chosen] + [1] * num_padding)
         totals = [self.lengths[r][1] for r in chosen] + [0] * num_padding
-        num_single = int((lens == 1).sum())
-        assert (lens[:num_single] == 1).all(), "requests with one new token come first"
-        tiles = None
-        if num_single < len(lens):
-            found = self.backend.query_tiles(lens, np.array(totals), num_single, num_tokens=int(lens.sum()))
-            tiles = torch.from_numpy(found).to(DEVICE)
         rows = [self._lines[r] for r in chosen] + [0] * num_padding
-        singles = np.array([totals, rows], dtype=np.int64)[:, :num_single]
-        parts = self.backend.context_parts(*singles)
+        num_single, parts, tiles = 0, None, None
+        if isinstance(self.backend, DividesWork):
+            num_single = int((lens == 1).sum())
+            assert (lens[:num_single] == 1).all(), "requests with one new token come first"
+            if num_single < len(lens):
+                found = self.backend.query_tiles(lens, np.array(totals), num_single, num_tokens=int(lens.sum()))
+                tiles = torch.from_numpy(found).to(DEVICE)
+            singles = np.array([totals, rows], dtype=np.int64)[:, :num_single]
+            parts = torch.from_numpy(self.backend.context_parts(*singles)).to(DEVICE)
         return AttentionBatch(
             num_tokens=int(lens.sum()),
             num_requests=len(lens),
@@ -207,7 +229,7 @@ class PagedCase:
             slot_mapping=_int32([-1] * int(lens.sum())),
             rows=_int32(rows),
             num_single=num_single,
-            parts=torch.from_numpy(parts).to(DEVICE),
+            parts=parts,
             tiles=tiles,
         )
 

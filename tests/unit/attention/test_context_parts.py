@@ -35,7 +35,7 @@ def parts_of(device: ContextParts, seq_lens: list[int]) -> NDArray[np.int32]:
 
 
 @given(devices, lengths)
-def test_every_token_of_every_context_is_in_one_part(device: ContextParts, seq_lens: list[int]) -> None:
+def test_every_token_is_in_one_part_and_parts_know_where_they_lie(device: ContextParts, seq_lens: list[int]) -> None:
     parts = parts_of(device, seq_lens)
     for request, seq_len in enumerate(seq_lens):
         own = parts[parts[:, REQUEST] == request]
@@ -43,20 +43,8 @@ def test_every_token_of_every_context_is_in_one_part(device: ContextParts, seq_l
         assert tokens == list(range(seq_len))
         assert (own[:, START] % device.tile == 0).all() and (own[:, START] < own[:, END]).all()
         assert (own[:, ROW] == 1000 + request).all() and (own[:, SEQ_LEN] == seq_len).all()
-
-
-@given(devices, lengths)
-def test_parts_of_a_context_lie_side_by_side_and_know_where(device: ContextParts, seq_lens: list[int]) -> None:
-    for place, part in enumerate(parts := parts_of(device, seq_lens)):
-        first, number = int(part[FIRST_PART]), int(part[NUM_PARTS])
-        assert first <= place < first + number
-        assert (parts[first : first + number, REQUEST] == part[REQUEST]).all()
-        assert (parts[:, REQUEST] == part[REQUEST]).sum() == number
-
-
-@given(devices, lengths)
-def test_limits(device: ContextParts, seq_lens: list[int]) -> None:
-    parts = parts_of(device, seq_lens)
+        (places,) = np.nonzero(parts[:, REQUEST] == request)
+        assert (own[:, FIRST_PART] + np.arange(len(own)) == places).all() and (own[:, NUM_PARTS] == len(own)).all()
     assert len(parts) <= device.most(len(seq_lens))
     is_cut = parts[:, NUM_PARTS] > 1
     assert is_cut.sum() <= device.most_of_cut_contexts

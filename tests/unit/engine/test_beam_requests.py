@@ -76,7 +76,7 @@ def test_the_same_whatever_the_engine_is_like(overlap: bool, options: dict[str, 
 def test_many_searches_among_other_requests_in_a_small_cache(overlap: bool) -> None:
     engine = make_engine(overlap=overlap, num_blocks=8, max_num_seqs=6)
     prompts = {f"s{i}": PROMPT[: 4 + i] for i in range(4)}
-    params = {name: beams(2 + i, 6 + i, early_stopping=i % 2 == 0) for i, name in enumerate(prompts)}
+    params = {name: beams(2, 6 + i, best_of=2 + i, early_stopping=i % 2 == 0) for i, name in enumerate(prompts)}
     for name, prompt in prompts.items():
         engine.add_request(name, prompt, params[name], stream=False)
         engine.add_request(f"{name} greedy", prompt, SamplingParams(temperature=0, max_tokens=20))
@@ -91,48 +91,6 @@ def test_many_searches_among_other_requests_in_a_small_cache(overlap: bool) -> N
         assert sequences(outputs[f"{name} greedy"]) == [tokens[len(prompt) :]]
     preemptions = [output.metrics.num_preemptions for output in outputs.values() if output.metrics]
     assert sum(preemptions) > 0
-
-
-def test_a_step_per_position_and_one_token_per_beam() -> None:
-    engine = make_engine()
-    engine.add_request("a", PROMPT, SamplingParams(n=4, use_beam_search=True, max_tokens=9), stream=False)
-    shares = []
-    while engine.has_unfinished_requests():
-        shares.append([row.num_tokens for row in engine.step().report.rows])
-    assert shares == [[len(PROMPT)]] + [[1] * 4] * 8
-
-
-def test_n_of_best_of_are_returned() -> None:
-    engine = make_engine()
-    params = beams(2, best_of=5)
-    engine.add_request("a", PROMPT, params, stream=False)
-    found = sequences(run_to_end(engine)["a"])
-    assert len(found) == 2
-    assert found == expected(PROMPT, params) == expected(PROMPT, beams(5))[:2]
-
-
-@both
-@pytest.mark.parametrize(
-    ("params", "num_started"),
-    [
-        (SamplingParams(n=4, use_beam_search=True, max_tokens=6), 4),
-        (SamplingParams(n=2, best_of=4, use_beam_search=True, max_tokens=6), 4),
-        (SamplingParams(n=1, best_of=4, max_tokens=6), 4),
-        (SamplingParams(n=4, max_tokens=6), 0),
-    ],
-    ids=["beams", "more beams", "best of", "samples, which could be streamed"],
-)
-def test_progress_is_told_of_what_cannot_be_streamed(params: SamplingParams, num_started: int, overlap: bool) -> None:
-    engine = make_engine(overlap=overlap)
-    engine.add_request("a", PROMPT, params, stream=False)
-    told = []
-    while engine.has_unfinished_requests():
-        progress = engine.step().progress
-        assert set(progress) <= {"a"}
-        told += progress.values()
-    assert sum(each.num_started for each in told) == num_started
-    assert sum(each.num_tokens for each in told) == num_started * 6
-    assert all(each.num_tokens > 0 for each in told)
 
 
 @both
@@ -177,19 +135,6 @@ def test_a_failing_step_ends_the_search_with_the_reason(overlap: bool, failing_s
     assert sequences(run_to_end(engine)["a"]) == expected(PROMPT, beams())
 
 
-def test_ids_of_others_are_left_alone() -> None:
-    engine = make_engine()
-    for name in ("a#0", "a#2", "a#3"):
-        engine.add_request(name, PROMPT, SamplingParams(temperature=0, max_tokens=20))
-    engine.add_request("a", PROMPT, beams(), stream=False)
-    with pytest.raises(InvalidRequestError, match="already in use"):
-        engine.add_request("a", PROMPT, SamplingParams())
-    engine.add_request("a#1", PROMPT, SamplingParams(temperature=0, max_tokens=20))
-    outputs = run_to_end(engine)
-    assert sequences(outputs["a"]) == expected(PROMPT, beams())
-    assert len({tuple(outputs[name].outputs[0].token_ids) for name in ("a#0", "a#1", "a#2", "a#3")}) == 1
-
-
 @pytest.mark.parametrize("stream", [True, "full", "delta"])
 def test_streaming_is_refused(stream: Any) -> None:
     engine = make_engine()
@@ -202,38 +147,18 @@ def test_streaming_is_refused(stream: Any) -> None:
     run_to_end(engine)
 
 
-def test_what_can_never_fit_is_refused() -> None:
+def test_what_can_never_fit_is_refused_and_no_limit_is_that_of_the_context() -> None:
     engine = make_engine(num_blocks=4)
     with pytest.raises(RequestTooLargeError, match="whole cache holds 16"):
         engine.add_request("a", PROMPT, beams(max_tokens=9), stream=False)
     engine.add_request("a", PROMPT, beams(max_tokens=8), stream=False)
     assert sequences(run_to_end(engine)["a"]) == expected(PROMPT, beams(max_tokens=8))
-
-
-def test_too_many_beams_and_stops_are_refused() -> None:
-    params = SamplingParams(n=1, best_of=1024, use_beam_search=True, stop_token_ids=[1])
     with pytest.raises(InvalidRequestError, match="too wide") as caught:
-        make_engine().prepare("a", PROMPT, params)
+        engine.prepare("a", PROMPT, SamplingParams(best_of=1024, use_beam_search=True, stop_token_ids=[1]))
     assert caught.value.param == "best_of"
-
-
-def test_without_a_limit_it_goes_on_to_the_end_of_the_context() -> None:
     engine = make_engine()
     engine.add_request("a", PROMPT, SamplingParams(n=2, use_beam_search=True, max_tokens=None), stream=False)
-    output = run_to_end(engine)["a"]
-    assert [len(completion.token_ids) for completion in output.outputs] == [64 - len(PROMPT)] * 2
-
-
-def test_times_and_cached_tokens_are_those_of_the_request() -> None:
-    engine = make_engine()
-    engine.add_request("before", PROMPT, SamplingParams(temperature=0, max_tokens=1))
-    run_to_end(engine)
-    engine.add_request("a", PROMPT, beams(), stream=False)
-    output = run_to_end(engine)["a"]
-    assert output.num_cached_tokens == len(PROMPT) - 1
-    metrics = output.metrics
-    assert metrics is not None and metrics.first_scheduled_s is not None and metrics.finished_s is not None
-    assert metrics.arrival_time_s < metrics.first_scheduled_s < metrics.first_token_s < metrics.finished_s
+    assert [len(found) for found in sequences(run_to_end(engine)["a"])] == [64 - len(PROMPT)] * 2
 
 
 def test_only_the_same_salt_shares() -> None:

@@ -84,17 +84,6 @@ def test_with_room_for_all_it_finds_the_best_of_all(length_penalty: float, min_t
         assert [found.score(beam) for beam in found.best(5)] == pytest.approx([score for score, _ in expected[:5]])
 
 
-def test_one_beam_is_greedy() -> None:
-    model = random_model(7, seed=1)
-    (beam,) = search(model, make_rules(width=1, max_tokens=6)).hypotheses
-    tokens: tuple[int, ...] = ()
-    for _ in range(6):
-        logprobs = model(tokens)
-        tokens += (logprobs.index(max(logprobs)),)
-    assert beam.token_ids == tokens
-    assert beam.ending == "length"
-
-
 def test_two_beams_find_what_greedy_misses() -> None:
     table = {(): [0.6, 0.4], (0,): [0.5, 0.5], (1,): [0.9, 0.1]}
 
@@ -119,13 +108,6 @@ def test_an_end_counts_only_among_the_first_and_never_takes_the_place_of_a_beam(
     assert [beam.token_ids for beam in searched.hypotheses] == [(0,)]  # (2,) ends too, but is third of two
     assert [beam.token_ids for beam in searched.live] == [(1,), (3,)]
     assert searched.hypotheses[0].ending == "stop"
-
-
-def test_no_stop_token_is_chosen_before_min_tokens() -> None:
-    eager: Model = lambda tokens: [math.log(p) for p in (0.9, 0.06, 0.04)]  # noqa: E731
-    found = search(eager, make_rules(max_tokens=5, min_tokens=3, stop_token_ids=frozenset({0}))).hypotheses
-    assert {len(beam.token_ids) for beam in found} == {4}
-    assert all(beam.token_ids[-1] == 0 and 0 not in beam.token_ids[:-1] for beam in found)
 
 
 def test_when_it_ends() -> None:

@@ -44,12 +44,6 @@ def test_logprobs_are_shown_only_if_asked_for() -> None:
         assert completion.logprobs is not None and len(completion.logprobs) == 4
 
 
-def test_as_many_as_are_returned_is_the_same_as_n() -> None:
-    plain, same = (completions_of(SamplingParams(n=3, best_of=best, max_tokens=4)) for best in (None, 3))
-    assert plain == same
-    assert all(completion.logprobs is None for completion in same)
-
-
 def test_a_failure_is_not_hidden_and_equals_keep_their_order() -> None:
     def completion(index: int, reason: str, logprob: float, tokens: list[int]) -> CompletionOutput:
         return CompletionOutput(index, "", tokens, logprob, [], finish_reason=reason)  # type: ignore[arg-type]
@@ -66,15 +60,3 @@ def test_a_failure_is_not_hidden_and_equals_keep_their_order() -> None:
     (failed,) = choose_best(made, SamplingParams(n=1, best_of=5))
     assert (failed.index, failed.finish_reason, failed.token_ids) == (0, "error", [5])
     assert failed.logprobs is failed.cumulative_logprob is None
-
-
-@both
-def test_abort_frees_all_and_gives_what_there_was(overlap: bool) -> None:
-    engine = make_engine(overlap=overlap)
-    engine.add_request("a", PROMPT, SamplingParams(n=2, best_of=5, max_tokens=9), stream=False)
-    for _ in range(4):
-        engine.step()
-    output = engine.abort("a")
-    assert output is not None and len(output.outputs) == 2
-    assert {completion.finish_reason for completion in output.outputs} == {"abort"}
-    assert run_to_end(engine) == {}

@@ -49,16 +49,6 @@ def stream(
 
 
 @pytest.mark.parametrize("tokenizer", ALL, ids=NAMES)
-@pytest.mark.parametrize("text", TEXTS)
-def test_text_comes_out_as_it_went_in(tokenizer: Tokenizer, text: str) -> None:
-    output = tokenizer.encode(text, add_special_tokens=False)
-    for seed in range(3):
-        pieces = stream(tokenizer, [], output, seed=seed)
-        assert "".join(pieces) == text
-        assert not any("\ufffd" in piece for piece in pieces)
-
-
-@pytest.mark.parametrize("tokenizer", ALL, ids=NAMES)
 def test_text_arrives_with_its_token(tokenizer: Tokenizer) -> None:
     """No token that ends a character waits for the next one."""
     text = "the fox jumps over the dog"
@@ -115,7 +105,7 @@ def test_any_pieces_and_special_tokens_give_what_decoding_gives(output: list[int
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.text(max_size=30), st.integers(0, 10**6))
+@given(st.text(max_size=30) | st.sampled_from(TEXTS), st.integers(0, 10**6))
 def test_any_text_survives(text: str, seed: int) -> None:
     for tokenizer in ALL:
         output = tokenizer.encode(text, add_special_tokens=False)
@@ -131,19 +121,6 @@ def test_any_text_survives(text: str, seed: int) -> None:
 def test_broken_bytes_of_any_kind_never_raise(output: list[int]) -> None:
     for tokenizer in (SENTENCEPIECE, WINDOWED, WINDOWED_SENTENCEPIECE):
         stream(tokenizer, [], [token % tokenizer.vocab_size for token in output])
-
-
-def test_half_a_character_waits_for_the_rest() -> None:
-    for tokenizer in ALL:
-        character = tokenizer.encode("日", add_special_tokens=False)
-        character = character[-3:] if len(character) > 3 else character
-        if len(character) < 2:
-            continue
-        detokenizer = IncrementalDetokenizer(tokenizer, tokenizer.encode("the"))
-        for token in character[:-1]:
-            assert detokenizer.append([token]) == ""
-        assert detokenizer.append(character[-1:]) == "日"
-        assert detokenizer.finish() == ""
 
 
 def test_an_unfinished_character_shows_at_the_end_only() -> None:
@@ -248,13 +225,6 @@ def test_held_back_text_is_released_as_soon_as_it_is_clear() -> None:
     assert checker.finish() == ""
 
 
-def test_finish_releases_what_is_held() -> None:
-    checker = StopChecker(["<end>"])
-    assert checker.append("x<en") == "x"
-    assert checker.finish() == "<en"
-    assert checker.finish() == ""
-
-
 def test_with_the_stop_string_included_nothing_is_held_back() -> None:
     checker = StopChecker(["<end>"], include_in_output=True)
     assert checker.append("x<en") == "x<en"
@@ -269,9 +239,3 @@ def test_text_that_is_not_searched_neither_matches_nor_begins_a_match() -> None:
         assert checker.append("b") == "b"
         assert checker.append("ab") == ("ab" if include else "")
         assert checker.matched == "ab"
-
-
-def test_without_stop_strings_text_passes() -> None:
-    checker = StopChecker([])
-    assert checker.append("anything") == "anything"
-    assert checker.finish() == ""

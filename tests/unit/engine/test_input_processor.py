@@ -12,7 +12,6 @@ import torch
 
 from headway import LLM, RequestFailedError, SamplingParams
 from headway.engine.input_processor import core_id
-from headway.engine.llm_engine import LLMEngine
 from headway.errors import InvalidRequestError
 from headway.tokenizer import Tokenizer
 from tests.stress.llm_stress import llm_of
@@ -24,11 +23,9 @@ PARAMS = SamplingParams(max_tokens=2)
 
 
 @pytest.fixture
-def llm(monkeypatch: pytest.MonkeyPatch) -> LLM:
+def llm() -> LLM:
     """Without a model: the n-th token of an answer is the n-th letter."""
-    engine = create_engine({})
-    monkeypatch.setattr(LLMEngine, "from_config", classmethod(lambda cls, config, *, progress: engine))
-    return LLM()
+    return llm_of(create_engine({}))
 
 
 # ---- prompts ------------------------------------------------------------------------------------------------------
@@ -192,13 +189,8 @@ def odd_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("options", [{}, {"attention_backend": "triton"}], ids=["cpu", "triton"])
-def test_ids_outside_the_vocabulary_are_refused_or_dropped(
-    odd_folder: Path, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if options:
-        pytest.importorskip("tests.triton_device")
-    llm = LLM(odd_folder, device="cpu", dtype="float32", max_num_seqs=2, max_model_len=32, **options)
+def test_ids_outside_the_vocabulary_are_refused_or_dropped(odd_folder: Path) -> None:
+    llm = LLM(odd_folder, device="cpu", dtype="float32", max_num_seqs=2, max_model_len=32)
     assert llm.get_tokenizer().eos_token_ids == (2,)
     word = next(
         word

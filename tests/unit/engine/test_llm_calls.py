@@ -26,7 +26,7 @@ from headway.llm import LLM
 from headway.outputs import RequestOutput
 from headway.sampling_params import SamplingParams
 from tests.stress.llm_stress import check_idle, llm_of, run
-from tests.unit.engine.scripted_logprobs import make_engine
+from tests.unit.engine.scripted_logprobs import make_engine, run_to_end
 
 PROMPTS = [[3, 4, 5], [6, 7], [8], [9, 10, 11, 3]]
 
@@ -43,10 +43,7 @@ def alone(prompt: list[int], max_tokens: int = 8) -> list[int]:
     """What an engine of its own answers."""
     engine = make_engine()
     engine.add_request("alone", prompt, params(max_tokens), stream=False)
-    outputs: list[RequestOutput] = []
-    while engine.has_unfinished_requests():
-        outputs += engine.step().outputs
-    return outputs[0].outputs[0].token_ids
+    return run_to_end(engine)["alone"].outputs[0].token_ids
 
 
 @pytest.fixture(params=[False, True], ids=["in turn", "overlapped"])
@@ -60,39 +57,12 @@ def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
 # ---- streams --------------------------------------------------------------------------------------------------------
 
 
-def test_two_streams_in_turn_each_get_all_of_theirs(llm: LLM) -> None:
-    streams = [llm.stream(prompt, params()) for prompt in PROMPTS[:2]]
-    pairs = list(zip(*streams, strict=True))
-    for place, prompt in enumerate(PROMPTS[:2]):
-        assert tokens([pair[place] for pair in pairs]) == [alone(prompt)[: count + 1] for count in range(8)]
-
-
 def test_a_stream_that_was_not_read_meanwhile_has_lost_nothing(llm: LLM) -> None:
     first, second = llm.stream(PROMPTS[0], params()), llm.stream(PROMPTS[1], params(12))
     assert tokens(list(second))[-1] == alone(PROMPTS[1], 12)
     outputs = list(first)
     assert tokens(outputs) == [alone(PROMPTS[0])[: count + 1] for count in range(8)]
     assert outputs[-1].finished and outputs[-1].outputs[0].finish_reason == "length"
-
-
-def test_generate_within_a_streams_loop(llm: LLM) -> None:
-    seen = []
-    for output in llm.stream(PROMPTS[0], params()):
-        seen.append(output)
-        assert tokens(llm.generate(PROMPTS[1:3], params(3))) == [alone(prompt, 3) for prompt in PROMPTS[1:3]]
-    assert tokens(seen) == [alone(PROMPTS[0])[: count + 1] for count in range(8)]
-
-
-def test_a_stream_has_all_completions_and_logprobs_of_a_call(llm: LLM) -> None:
-    wanted = SamplingParams(temperature=1.0, max_tokens=6, n=3, logprobs=2)
-    *_, last = llm.stream(PROMPTS[0], wanted, request_id="mine")
-    assert [each.index for each in last.outputs] == [0, 1, 2]
-    for each in last.outputs:
-        assert each.logprobs is not None
-        assert (len(each.token_ids), len(each.logprobs), each.finish_reason) == (6, 6, "length")
-        assert each.cumulative_logprob == pytest.approx(
-            sum(position[token_id].logprob for token_id, position in zip(each.token_ids, each.logprobs, strict=True))
-        )
 
 
 def close(stream: Any) -> None:
@@ -163,17 +133,6 @@ def in_threads(*functions: Callable[[], Any]) -> list[Any]:
     for thread in threads:
         thread.join(60)
     return results
-
-
-def test_eight_threads_call_one_llm(llm: LLM) -> None:
-    def calls(place: int) -> list[list[int]]:
-        prompt = PROMPTS[place % len(PROMPTS)]
-        if place % 2:
-            return [tokens(list(llm.stream(prompt, params())))[-1] for _ in range(5)]
-        return [tokens(llm.generate([prompt], params()))[0] for _ in range(5)]
-
-    results = in_threads(*[lambda place=place: calls(place) for place in range(8)])  # type: ignore[misc]
-    assert results == [[alone(PROMPTS[place % len(PROMPTS)])] * 5 for place in range(8)]
 
 
 def hold_third_step(llm: LLM) -> threading.Event:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,17 +18,7 @@ from headway.executor.fake import FakeExecutor, FakeStep
 from headway.outputs import Logprob
 from headway.sampling_params import SamplingParams
 from tests.unit.no_model import all_outputs, engine_on
-
-
-class Clock:
-    """Goes on by a second at each look."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        self.now_s += 1.0
-        return self.now_s
+from tests.unit.rpc.small_engine import create_engine, small_tokenizer
 
 
 class Executor(FakeExecutor):
@@ -53,7 +44,9 @@ def make_engine(
     executor_class: type[FakeExecutor] = FakeExecutor,
     **options: Any,
 ) -> LLMEngine:
-    return engine_on(executor_class(next_token, max_in_flight=2 if overlap else 1), now=Clock(), **options)
+    return engine_on(
+        executor_class(next_token, max_in_flight=2 if overlap else 1), now=itertools.count(1.0).__next__, **options
+    )
 
 
 both = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
@@ -71,14 +64,6 @@ def test_a_stream_grows_by_a_token_and_its_outputs_do_not_change_later(overlap: 
 
 
 @both
-def test_without_stream_there_is_one_output_for_all_completions(overlap: bool) -> None:
-    engine = make_engine(overlap=overlap)
-    engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=2, n=3, temperature=1.0), stream=False)
-    (output,) = all_outputs(engine)
-    assert [completion.token_ids for completion in output.outputs] == [[3, 4]] * 3
-
-
-@both
 def test_times_are_those_of_the_request(overlap: bool) -> None:
     engine = make_engine(overlap=overlap)
     engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=3))
@@ -89,17 +74,6 @@ def test_times_are_those_of_the_request(overlap: bool) -> None:
     assert first.finished_s is None
     assert last.first_token_s == first.first_token_s < last.finished_s
     assert last.num_preemptions == 0
-
-
-@both
-def test_preemptions_are_counted(overlap: bool) -> None:
-    engine = make_engine(overlap=overlap, num_blocks=6)
-    for name in "abc":
-        engine.add_request(name, [1, 2, 3], SamplingParams(max_tokens=12), stream=False)
-    outputs = {output.request_id: output for output in all_outputs(engine)}
-    assert {tuple(output.outputs[0].token_ids) for output in outputs.values()} == {tuple(range(3, 15))}
-    assert sum(output.metrics.num_preemptions for output in outputs.values() if output.metrics) >= 1
-    assert outputs["a"].metrics is not None and outputs["a"].metrics.num_preemptions == 0
 
 
 def test_a_new_request_inherits_nothing_from_an_aborted_one_with_its_id() -> None:
@@ -147,16 +121,6 @@ def test_a_request_may_end_with_the_step_that_finds_its_prompts_logprobs(overlap
     assert [None if p is None else list(p) for p in output.prompt_logprobs] == [None, [1], [2]]
 
 
-def test_the_report_is_of_the_step_whose_outputs_were_returned() -> None:
-    engine = make_engine(overlap=True)
-    engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=2))
-    step = engine.step()
-    assert [(row.request_id, row.num_tokens) for row in step.report.rows] == [("a", 3)]
-    step = engine.step()
-    assert [(row.request_id, row.num_tokens) for row in step.report.rows] == [("a", 1)]
-    assert step.report.finished == ("a",)
-
-
 def test_the_report_has_the_time_of_planning() -> None:
     engine = make_engine(overlap=True)
     schedule, clock = engine.core.scheduler.schedule, engine._now
@@ -192,27 +156,21 @@ def test_a_recorder_sees_the_parts_of_every_step(overlap: bool) -> None:
     assert names == (one + one + two + ["schedule"] + two if overlap else one + two + one + two)
 
 
-class _ByteTokenizer:
-    """A byte is a token; so much of a tokenizer as the engine needs."""
+def test_bad_words_are_spelt_once_for_all_prompts_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, encoded = small_tokenizer(), []
+    encode = tokenizer.encode
 
-    eos_token_ids: tuple[int, ...] = ()
+    def note(text: str, **options: Any) -> list[int]:
+        encoded.append(text)
+        return encode(text, **options)
 
-    def __init__(self) -> None:
-        self.encoded: list[str] = []
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        self.encoded.append(text)
-        return list(text.encode())
-
-
-def test_bad_words_are_spelt_once_for_all_prompts_of_a_call() -> None:
-    tokenizer = _ByteTokenizer()
-    inputs = InputProcessor(tokenizer=tokenizer, vocab_size=256, max_model_len=64)  # type: ignore[arg-type]
+    monkeypatch.setattr(tokenizer, "encode", note)
+    inputs = InputProcessor(tokenizer=tokenizer, vocab_size=tokenizer.vocab_size, max_model_len=64)
     params = SamplingParams(bad_words=["no"], max_tokens=50)
     for number in range(20):
         prepared = inputs.prepare(f"r{number}", [1] * (number + 1), params)
-        assert prepared.params.bad_word_token_ids == (tuple(b"no"), tuple(b" no"))
-    assert tokenizer.encoded == ["no", " no"]
+        assert prepared.params.bad_word_token_ids == (tuple(encode("no")), tuple(encode(" no")))
+    assert encoded == ["no", " no"]
 
 
 def test_a_sequence_whose_tokens_make_no_output_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,3 +200,20 @@ def test_logprobs_of_a_position_begin_with_its_token_and_repeat_nothing() -> Non
     assert output_processor.position_logprobs(record)[2].decoded_token is None
     with_named = dataclasses.replace(record, named_ids=(7, 1), named_logprobs=(-9.0, -4.0))
     assert output_processor.position_logprobs(with_named, str) == told | {7: Logprob(-9.0, None, "7")}
+
+
+def test_prompt_logprobs_come_once_with_the_first_delta() -> None:
+    engine = make_engine(overlap=False, executor_class=Executor)
+    engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=3, prompt_logprobs=0), stream="delta")
+    first, *others = all_outputs(engine)
+    assert first.prompt_logprobs is not None and len(first.prompt_logprobs) == 3
+    assert [output.prompt_logprobs for output in others] == [None, None]
+
+
+def test_an_aborted_delta_stream_returns_what_was_new() -> None:
+    engine = create_engine({})
+    engine.add_request("a", [5], SamplingParams(max_tokens=40, stop=["bcz"]), stream="delta")
+    told = "".join(output.outputs[0].text for output in (engine.step().outputs + engine.step().outputs))
+    last = engine.abort("a")
+    assert told == "" and last is not None
+    assert (last.outputs[0].text, last.outputs[0].token_ids, last.outputs[0].finish_reason) == ("bc", [], "abort")

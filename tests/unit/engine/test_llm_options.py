@@ -53,11 +53,6 @@ OPTIONS: dict[str, list[Any]] = {
 }
 
 
-def test_a_dict_for_the_parameters_is_named_as_what_it_is(llm: Watched) -> None:
-    with pytest.raises(InvalidRequestError, match="sampling_params must be a SamplingParams, not dict"):
-        llm.generate(PROMPTS, {"max_tokens": 2})  # type: ignore[arg-type]
-
-
 def test_every_option_is_tried_here() -> None:
     assert set(OPTIONS) == set(OPTION_NAMES)
 
@@ -83,13 +78,6 @@ def test_tools_become_part_of_the_prompt(llm: Watched) -> None:
         llm.chat(CHAT, PARAMS, tools=[{"name": "clock"}])
 
 
-def test_nothing_said(llm: Watched) -> None:
-    llm.generate(PROMPTS, PARAMS)
-    llm.chat(CHAT, PARAMS)
-    for name, expected in (("priority", 0), ("tenant", ""), ("predicted_tokens", None), ("ttft_target_s", None)):
-        assert llm.column(name) == [expected] * 4
-
-
 def test_records_and_names_go_together(llm: Watched) -> None:
     one, each = RequestOptions(priority=2, tenant="a"), [RequestOptions(tenant=name) for name in "abc"]
     llm.generate(PROMPTS, PARAMS, options=one)
@@ -108,6 +96,8 @@ def test_an_unknown_option_names_the_nearest(llm: Watched) -> None:
         llm.stream(PROMPTS[0], PARAMS, xyz=1)
     with pytest.raises(InvalidRequestError, match="options must be RequestOptions, not dict"):
         llm.generate(PROMPTS, PARAMS, options=[{"priority": 1}] * 3)  # type: ignore[list-item]
+    with pytest.raises(InvalidRequestError, match="sampling_params must be a SamplingParams, not dict"):
+        llm.generate(PROMPTS, {"max_tokens": 2})  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="2 options for 3 prompts"):
         llm.generate(PROMPTS, PARAMS, options=[RequestOptions()] * 2)
     assert not llm.seen
@@ -126,22 +116,6 @@ def test_what_is_wrong_is_said_before_anything_runs(llm: Watched, name: str, val
     with pytest.raises(InvalidRequestError, match=name):
         llm.generate(PROMPTS, PARAMS, **{name: value})
     assert not llm.seen
-
-
-def test_the_targets_reach_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One seat, and the policy `slo`: who has a target goes before who has none, the tightest first."""
-    llm = Watched(monkeypatch, scheduling_policy="slo", max_num_seqs=1, starvation_ms=0.0)
-    finished: list[str] = []
-    step = llm.engine.step
-
-    def noted() -> Any:
-        stepped = step()
-        finished.extend(output.request_id for output in stepped.outputs)
-        return stepped
-
-    monkeypatch.setattr(llm.engine, "step", noted)
-    llm.generate(PROMPTS, PARAMS, ttft_target_s=[None, 100.0, 50.0])
-    assert finished == ["2", "1", "0"]
 
 
 def test_who_has_begun_is_told_once(llm: Watched) -> None:

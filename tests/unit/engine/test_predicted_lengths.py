@@ -42,17 +42,11 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_short_predicted_answers_go_first_under_sjf() -> None:
-    engine = make_engine(Predictor(), scheduling_policy="sjf", max_num_seqs=1)
-    for name, first in (("a", 30), ("b", 10), ("c", 20)):
-        engine.add_request(name, [first, 1], params())
-    assert run_to_end(engine) == ["b", "c", "a"]
-
-
-def test_without_predictor_the_limit_counts_under_sjf() -> None:
-    engine = make_engine(scheduling_policy="sjf", max_num_seqs=1)
-    for name, max_tokens in (("a", 9), ("b", 3), ("c", 6)):
-        engine.add_request(name, [1, 1], params(max_tokens))
+@pytest.mark.parametrize("predictor", [Predictor(), None], ids=["predicted", "by the limit"])
+def test_short_answers_go_first_under_sjf(predictor: Predictor | None) -> None:
+    engine = make_engine(predictor, scheduling_policy="sjf", max_num_seqs=1)
+    for name, length in (("a", 9), ("b", 3), ("c", 6)):
+        engine.add_request(name, [length, 1], params(9 if predictor else length))
     assert run_to_end(engine) == ["b", "c", "a"]
 
 
@@ -173,10 +167,6 @@ def test_ltr_without_a_trained_file_is_refused_and_says_how_to_make_one(choice: 
     EngineConfig.from_options(scheduling_policy="ltr", length_predictor="lengths.model")
 
 
-def test_off_by_default_and_nothing_is_made_for_it() -> None:
-    assert AnswerLengths.from_config(EngineConfig().prediction) is None
-
-
 def test_what_cannot_be_used_is_said_at_start(tmp_path: Path) -> None:
     def create(**options: Any) -> AnswerLengths | None:
         return AnswerLengths.from_config(EngineConfig.from_options(**options).prediction)
@@ -190,3 +180,4 @@ def test_what_cannot_be_used_is_said_at_start(tmp_path: Path) -> None:
     lengths = create(traffic_log=str(tmp_path / "log"))
     assert lengths is not None and not lengths.predicts and (tmp_path / "log").exists()
     lengths.close()
+    assert create() is None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headway.engine.llm_engine import LLMEngine
-from headway.outputs import CompletionOutput, Streaming
+from headway.outputs import CompletionOutput
 from headway.rpc.messages import AddRequest
 from headway.sampling_params import SamplingParams
 from tests.unit.engine.scripted_logprobs import VOCAB_SIZE, make_engine, run_to_end
@@ -29,9 +29,9 @@ def engine_of(batching: str, **options: Any) -> LLMEngine:
     return make_engine(batching=batching, tokenizer=TOKENIZER, **{**small, **options})
 
 
-def answers(engine: LLMEngine, jobs: list[Job]) -> list[list[CompletionOutput]]:
+def answers(engine: LLMEngine, jobs: list[Job], *, streams: bool = False) -> list[list[CompletionOutput]]:
     for index, (prompt, params) in enumerate(jobs):
-        engine.add_request(str(index), prompt, params, stream=False)
+        engine.add_request(str(index), prompt, params, stream="full" if streams and params.can_stream else False)
     errors: dict[str, str] = {}
     outputs = run_to_end(engine, errors)
     assert not errors
@@ -72,70 +72,8 @@ def test_every_end_is_that_of_continuous_batching(seed: int, batching: str, over
     ends = Counter((each.finish_reason, type(each.stop_reason)) for outputs in expected for each in outputs)
     assert answers(engine_of(batching, overlap=overlap), jobs) == expected
     assert answers(engine_of(batching, overlap=overlap, num_blocks=16, max_num_seqs=3), jobs) == expected
+    assert answers(engine_of(batching, overlap=overlap), jobs, streams=True) == expected
     assert len(ends) >= 3, "the test has lost its cases"
-
-
-@overlaps
-@sealed
-@pytest.mark.parametrize(
-    ("params", "reason"),
-    [
-        (SamplingParams(temperature=0, max_tokens=40), None),  # the model's end token
-        (SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop_token_ids=[5]), 5),
-        (SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop=["#"]), "#"),
-    ],
-    ids=["end token", "stop token", "stop string"],
-)
-def test_what_ends_an_answer_is_named_and_not_shown(
-    params: SamplingParams, reason: int | str | None, batching: str, overlap: bool
-) -> None:
-    ((free,),) = answers(
-        engine_of("continuous"), [([7], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))]
-    )
-    ends = {0, 2} if reason is None else {5}
-    place = next(place for place, token_id in enumerate(free.token_ids) if token_id in ends)
-    for max_tokens in (40, place + 1):  # also with the last token that is allowed
-        own = SamplingParams(**{**params_of(params), "max_tokens": max_tokens})
-        ((answer,),) = answers(engine_of(batching, overlap=overlap), [([7], own)])
-        assert (answer.finish_reason, answer.stop_reason) == ("stop", reason)
-        assert answer.token_ids == free.token_ids[: place + 1]
-        assert answer.text == TOKENIZER.decode(free.token_ids[:place])
-
-
-def params_of(params: SamplingParams) -> dict[str, Any]:
-    return {name: getattr(params, name) for name in ("temperature", "ignore_eos", "stop_token_ids", "stop")}
-
-
-@overlaps
-@sealed
-@pytest.mark.parametrize("stream", ["full", "delta"])
-@pytest.mark.parametrize("seed", range(3))
-def test_a_stream_tells_the_same_and_ends_once(seed: int, stream: Streaming, batching: str, overlap: bool) -> None:
-    rng = random.Random(seed)
-    jobs = [job for job in (random_job(rng) for _ in range(30)) if job[1].can_stream]
-    expected = answers(engine_of("continuous"), jobs)
-    engine = engine_of(batching, overlap=overlap)
-    for index, (prompt, params) in enumerate(jobs):
-        engine.add_request(str(index), prompt, params, stream=stream)
-    told: dict[tuple[str, int], tuple[str, list[int]]] = {}
-    ended: dict[tuple[str, int], tuple[str | None, int | str | None]] = {}
-    while engine.has_unfinished_requests():
-        for output in engine.step().outputs:
-            for new in output.outputs:
-                key = (output.request_id, new.index)
-                if stream == "delta":
-                    assert key not in ended, "it had ended"
-                    text, token_ids = told.get(key, ("", []))
-                    told[key] = (text + new.text, token_ids + new.token_ids)
-                else:
-                    told[key] = (new.text, new.token_ids)
-                if new.finished:
-                    ended[key] = (new.finish_reason, new.stop_reason)
-        engine.check_invariants()
-    for index, outputs in enumerate(expected):
-        for each in outputs:
-            assert told[str(index), each.index] == (each.text, each.token_ids)
-            assert ended[str(index), each.index] == (each.finish_reason, each.stop_reason)
 
 
 @sealed

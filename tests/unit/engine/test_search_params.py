@@ -16,28 +16,14 @@ def refusal(**fields: Any) -> InvalidRequestError:
     return caught.value
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"temperature": 0.7},
-        {"top_p": 0.9},
-        {"top_k": 5},
-        {"min_p": 0.1},
-        {"repetition_penalty": 1.1},
-        {"presence_penalty": 0.5},
-        {"frequency_penalty": 0.5},
-        {"stop": ["x"]},
-        {"bad_words": ["x"]},
-        {"logprobs": 1},
-        {"logprobs": 0},
-        {"prompt_logprobs": 0},
-        {"logit_bias": {1: 1.0}},
-    ],
-    ids=str,
-)
-def test_what_changes_probabilities_is_refused_with_beams_and_named(fields: dict[str, Any]) -> None:
-    (name,) = fields
-    error = refusal(use_beam_search=True, n=2, **fields)
+CHANGING: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1}
+CHANGING |= {"presence_penalty": 0.5, "frequency_penalty": 0.5, "stop": ["x"], "bad_words": ["x"]}
+CHANGING |= {"logprobs": 0, "prompt_logprobs": 0, "logit_bias": {1: 1.0}}
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_what_changes_probabilities_is_refused_with_beams_and_named(name: str) -> None:
+    error = refusal(use_beam_search=True, n=2, **{name: CHANGING[name]})
     assert error.param == name
     assert "use_beam_search" in str(error)
 
@@ -100,19 +86,10 @@ def test_bad_early_stopping(value: Any) -> None:
 
 
 def test_beam_search_params_are_sampling_params() -> None:
-    params = BeamSearchParams(
-        beam_width=3, max_tokens=7, ignore_eos=True, length_penalty=0.5, early_stopping="never", stop_token_ids=[4]
-    )
-    assert params.sampling_params() == SamplingParams(
-        n=3,
-        temperature=0.0,
-        max_tokens=7,
-        ignore_eos=True,
-        use_beam_search=True,
-        length_penalty=0.5,
-        early_stopping="never",
-        stop_token_ids=[4],
-    )
+    own: dict[str, Any] = {"max_tokens": 7, "ignore_eos": True, "length_penalty": 0.5, "early_stopping": "never"}
+    params = BeamSearchParams(beam_width=3, stop_token_ids=[4], **own)
+    expected = SamplingParams(n=3, temperature=0.0, use_beam_search=True, stop_token_ids=[4], **own)
+    assert params.sampling_params() == expected
 
 
 @pytest.mark.parametrize(

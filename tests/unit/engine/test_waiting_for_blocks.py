@@ -109,23 +109,6 @@ def test_a_request_waits_for_its_blocks_and_computes_what_does_not_come(ok: bool
     assert not peers.fetches, "asked once"
 
 
-def test_others_go_on_meanwhile_and_those_with_the_same_prompt_join() -> None:
-    engine = make_engine(peers=(peers := Store()))
-    for name in ("a", "b"):
-        engine.add_request(name, PROMPT, PARAMS, THERE)
-    engine.add_request("other", [90, 91], PARAMS)
-    engine.step()
-    assert len(peers.fetches) == 3 and not engine.core.only_waits_for_blocks
-    ended: list[str] = []
-    while not ended:
-        ended = [output.request_id for output in engine.step().outputs if output.finished]
-    assert ended == ["other"] and engine.core.only_waits_for_blocks
-    engine.abort("a")
-    engine.check_invariants()
-    peers.answer(True)
-    assert run_to_end(engine) == {"b": 12}
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_has_come_is_copied_while_the_rest_is_on_its_way(
     fails: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -181,30 +164,12 @@ def test_what_was_copied_for_a_request_that_leaves_is_free(ends: str) -> None:
     assert not kv_cache.ahead
 
 
-def test_without_anybody_to_ask_nothing_is_waited_for() -> None:
-    engine = make_engine()
-    engine.add_request("a", PROMPT, PARAMS, THERE)
-    assert run_to_end(engine) == {"a": 0}
-
-
-def test_transfers_that_cannot_begin_are_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make_engine(peers=Store(answers=True))
+@pytest.mark.parametrize("peers", [None, Store(answers=True)], ids=["nobody to ask", "transfers that cannot begin"])
+def test_without_transfers_nothing_is_waited_for(peers: Store | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(peers=peers)
     monkeypatch.setattr(Slots, "settle", lambda *_: 1 / 0)
     engine.add_request("a", PROMPT, PARAMS, THERE)
     assert run_to_end(engine) == {"a": 0}
-
-
-def test_a_store_that_never_answers_is_given_up() -> None:
-    seconds = [0.0]
-    engine = make_engine(peers=Store(), now=lambda: seconds[0])
-    engine.add_request("a", PROMPT, PARAMS, THERE)
-    for _ in range(3):
-        engine.step()
-    assert engine.core.only_waits_for_blocks
-    seconds[0] = 31.0
-    assert run_to_end(engine) == {"a": 0}
-    engine.add_request("b", PROMPT, PARAMS, THERE)
-    assert run_to_end(engine) == {"b": 12}, "computed, and kept"
 
 
 class Counted:

@@ -8,10 +8,6 @@ import logging
 import os
 import queue
 import random
-import resource
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +27,6 @@ from headway.kv.disk_store import DiskStore
 
 BYTES = 200_000  # several pieces of a checksum, the last one short
 PRINT = "a" * 32
-NUM_ROUNDS = int(os.environ.get("HEADWAY_KILL_ROUNDS", "10"))
 
 
 def digest_of(number: int) -> bytes:
@@ -68,6 +63,9 @@ class Stored:
         return ok
 
 
+Open = Callable[..., Stored]
+
+
 def in_the_way_of(reader: CheckedReader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores that are opened from now on read with this."""
     for name in ("PythonReader", "fastest_reader"):
@@ -85,7 +83,7 @@ def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> C
 
 
 @pytest.fixture
-def opened(tmp_path: Path, reader: CheckedReader) -> Iterator[Callable[..., Stored]]:
+def opened(tmp_path: Path, reader: CheckedReader) -> Iterator[Open]:
     stores: list[Stored] = []
 
     def open_store(**options: Any) -> Stored:
@@ -95,13 +93,14 @@ def opened(tmp_path: Path, reader: CheckedReader) -> Iterator[Callable[..., Stor
     yield open_store
     for one in stores:
         one.store.close()
+        assert not any(thread.is_alive() for thread in one.store._threads)
 
 
 def files_in(folder: Path) -> list[Path]:
     return sorted(private_folder(folder).glob("*/*"))
 
 
-def test_what_was_stored_is_found_by_the_next_process(opened: Callable[..., Stored], tmp_path: Path) -> None:
+def test_what_was_stored_is_found_by_the_next_process(opened: Open, tmp_path: Path) -> None:
     first = opened()
     assert first.get(1) is None
     assert all(first.put(number) for number in range(5))
@@ -112,39 +111,7 @@ def test_what_was_stored_is_found_by_the_next_process(opened: Callable[..., Stor
     assert not list(tmp_path.glob("*/*/*.tmp"))
 
 
-def test_fetches_end_in_order_of_their_chain_or_not_but_each_once(opened: Callable[..., Stored]) -> None:
-    one = opened()
-    for number in range(0, 20, 2):
-        one.put(number)
-    ends: queue.SimpleQueue[tuple[bytes, bool]] = queue.SimpleQueue()
-    slots = [bytearray(BYTES) for _ in range(20)]
-    one.store.fetch(
-        [digest_of(number) for number in range(20)],
-        [memoryview(slot) for slot in slots],
-        "",
-        lambda *end: ends.put(end),
-    )
-    got = dict(ends.get(timeout=20) for _ in range(20))
-    assert got == {digest_of(number): number % 2 == 0 for number in range(20)}
-    assert all(slots[number] == content_of(number) for number in range(0, 20, 2))
-
-
-@pytest.mark.parametrize("size", [1, 64, 65535, 65536, 65537, BYTES, 8 * 65536])
-def test_files_are_the_same_however_they_are_read_and_written(
-    opened: Callable[..., Stored], reader: CheckedReader, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int
-) -> None:
-    one = opened(size=size)
-    assert one.put(1)
-    (path,) = files_in(tmp_path)
-    written = path.read_bytes()
-    in_the_way_of(PythonReader(), monkeypatch)
-    other = opened(size=size)
-    assert other.get(1) == one.get(1) == content_of(1, size)
-    path.unlink()
-    assert other.put(1) and path.read_bytes() == written
-
-
-def test_a_wrong_byte_is_found_wherever_it_is(opened: Callable[..., Stored], tmp_path: Path) -> None:
+def test_a_wrong_byte_is_found_wherever_it_is(opened: Open, tmp_path: Path) -> None:
     one, rng = opened(), random.Random(3)
     one.put(7)
     (path,) = files_in(tmp_path)
@@ -160,32 +127,26 @@ def test_a_wrong_byte_is_found_wherever_it_is(opened: Callable[..., Stored], tmp
     assert one.get(7) == content_of(7)
 
 
-def test_many_readers_at_once(opened: Callable[..., Stored], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_many_readers_at_once(opened: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(disk_store, "usable_cpus", lambda: 64)
     one, num_blocks = opened(), 40
     assert len(one.store._threads) == disk_store.MOST_READERS + 2, "one collects, and one writes"
     assert all(one.put(number) for number in range(num_blocks))
     damaged = files_in(tmp_path)[::8]
     for path in damaged:
-        path.write_bytes(_flip(bytearray(path.read_bytes()), random.Random(1)))
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
     ends: queue.SimpleQueue[tuple[bytes, bool]] = queue.SimpleQueue()
     slots = [bytearray(BYTES) for _ in range(3 * num_blocks)]
     digests = [digest_of(number % num_blocks) for number in range(len(slots))]
     one.store.fetch(digests, [memoryview(slot) for slot in slots], "", lambda *end: ends.put(end))
     wrong = {digest for digest, ok in (ends.get(timeout=20) for _ in slots) if not ok}
+    assert ends.empty()
     assert wrong == {bytes.fromhex(path.stem) for path in damaged}
     for number, (digest, slot) in enumerate(zip(digests, slots, strict=True)):
         assert digest in wrong or slot == content_of(number % num_blocks)
 
 
-def _flip(content: bytearray, rng: random.Random) -> bytearray:
-    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-    return content
-
-
 DAMAGES: dict[str, Callable[[bytearray, random.Random], bytes | bytearray]] = {
-    "a bit": _flip,
-    "a bit of the header": lambda content, rng: _flip(content[:40], rng) + content[40:],
     "a page of zeros": lambda content, rng: content[:4096] + bytes(4096) + content[8192:],
     "pieces exchanged": lambda content, rng: (
         content[:64] + content[64 + 65536 : 64 + 131072] + content[64:65600] + content[131136:]
@@ -204,19 +165,16 @@ DAMAGES: dict[str, Callable[[bytearray, random.Random], bytes | bytearray]] = {
 def test_a_damaged_file_is_never_used_and_is_deleted(
     opened: Callable[..., Stored], tmp_path: Path, damage: str
 ) -> None:
-    rng = random.Random(damage)
     one = opened()
-    for _ in range(30 if damage.startswith("a bit") else 3):
-        assert one.put(7)
-        (path,) = files_in(tmp_path)
-        path.write_bytes(DAMAGES[damage](bytearray(path.read_bytes()), rng))
-        assert one.get(7) is None
-        assert not path.exists()
-        assert one.store.take_changes()[1] == [digest_of(7)]
+    assert one.put(7)
+    (path,) = files_in(tmp_path)
+    path.write_bytes(DAMAGES[damage](bytearray(path.read_bytes()), random.Random(damage)))
+    assert one.get(7) is None and not path.exists()
+    assert one.store.take_changes()[1] == [digest_of(7)]
     assert one.put(7) and one.get(7) == content_of(7)
 
 
-def test_a_block_under_another_name_is_not_taken_for_it(opened: Callable[..., Stored], tmp_path: Path) -> None:
+def test_a_block_under_another_name_is_not_taken_for_it(opened: Open, tmp_path: Path) -> None:
     one = opened()
     one.put(1)
     (path,) = files_in(tmp_path)
@@ -230,7 +188,7 @@ def test_a_block_under_another_name_is_not_taken_for_it(opened: Callable[..., St
     assert opened(size=BYTES + 1).get(1) is None
 
 
-def test_what_is_read_ahead_is_not_used(opened: Callable[..., Stored], tmp_path: Path) -> None:
+def test_what_is_read_ahead_is_not_used(opened: Open, tmp_path: Path) -> None:
     one = opened()
     for number in range(2):
         one.put(number)
@@ -244,7 +202,7 @@ def test_what_is_read_ahead_is_not_used(opened: Callable[..., Stored], tmp_path:
     assert paths[0].stat().st_mtime > 2 and list(again.store.digests()) == [digest_of(1), digest_of(0)]
 
 
-def test_the_order_of_use_is_found_again(opened: Callable[..., Stored]) -> None:
+def test_the_order_of_use_is_found_again(opened: Open) -> None:
     one, other = opened(), opened(fingerprint="b" * 32)
     for number in range(5):
         one.put(number)
@@ -254,14 +212,8 @@ def test_the_order_of_use_is_found_again(opened: Callable[..., Stored]) -> None:
         assert list(store.digests()) == [digest_of(number) for number in (2, 4, 3, 1, 0)]
 
 
-def test_other_models_blocks_are_not_found(opened: Callable[..., Stored]) -> None:
-    opened().put(1)
-    other = opened(fingerprint="b" * 32)
-    assert not other.store.digests() and other.get(1) is None
-
-
 def test_the_files_used_longest_ago_go_first_whosever_they_are(
-    opened: Callable[..., Stored], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_store, "USE_NOTED_S", -1.0)
     other = opened(fingerprint="b" * 32)
@@ -286,7 +238,7 @@ def test_the_files_used_longest_ago_go_first_whosever_they_are(
 
 
 def test_what_others_add_counts_before_files_are_deleted(
-    opened: Callable[..., Stored], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_store, "RESCAN_S", 0.0)
     one, other = opened(max_bytes=6 * (BYTES + 64)), opened(max_bytes=6 * (BYTES + 64))
@@ -297,14 +249,12 @@ def test_what_others_add_counts_before_files_are_deleted(
     assert added and all(int.from_bytes(digest) % 2 == 0 for digest in added)
 
 
-def test_a_block_larger_than_the_limit_is_not_stored(opened: Callable[..., Stored], tmp_path: Path) -> None:
+def test_a_block_larger_than_the_limit_is_not_stored(opened: Open, tmp_path: Path) -> None:
     assert not opened(max_bytes=BYTES).put(1)
     assert not files_in(tmp_path)
 
 
-def test_what_dead_writers_leave_is_deleted_and_what_live_ones_write_is_not(
-    opened: Callable[..., Stored], tmp_path: Path
-) -> None:
+def test_what_dead_writers_leave_is_deleted_and_what_live_ones_write_is_not(opened: Open, tmp_path: Path) -> None:
     folder = private_folder(private_folder(tmp_path), PRINT)
     dead, living = folder / f"{digest_of(1).hex()}.1-0.tmp", folder / f"{digest_of(2).hex()}.2-0.tmp"
     dead.write_bytes(b"half")
@@ -318,11 +268,7 @@ def test_what_dead_writers_leave_is_deleted_and_what_live_ones_write_is_not(
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EACCES, errno.EDQUOT])
 def test_a_disk_that_fails_costs_hits_only(
-    opened: Callable[..., Stored],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    code: int,
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
 ) -> None:
     one, write, is_broken = opened(), os.writev, True
     one.put(1)
@@ -345,9 +291,7 @@ def test_a_disk_that_fails_costs_hits_only(
     assert one.put(2) and one.get(2) == content_of(2)
 
 
-def test_a_read_that_fails_is_a_miss(
-    opened: Callable[..., Stored], reader: CheckedReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_that_fails_is_a_miss(opened: Open, reader: CheckedReader, monkeypatch: pytest.MonkeyPatch) -> None:
     one = opened()
     one.put(1)
 
@@ -368,7 +312,7 @@ def test_a_read_that_fails_is_a_miss(
 
 
 def test_a_file_that_is_replaced_while_it_is_read_is_not_taken_for_damaged(
-    opened: Callable[..., Stored], reader: CheckedReader, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    opened: Open, reader: CheckedReader, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Engines that share a folder may compute a block both, with other roundings: parts can be of either file."""
     one, other = opened(), b"x" * BYTES
@@ -402,7 +346,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_not_taken_for_damaged(
     assert one.get(1) == other and path.exists()
 
 
-def test_a_folder_that_is_deleted_comes_back(opened: Callable[..., Stored], tmp_path: Path) -> None:
+def test_a_folder_that_is_deleted_comes_back(opened: Open, tmp_path: Path) -> None:
     one = opened()
     one.put(1)
     for path in files_in(tmp_path):
@@ -413,38 +357,17 @@ def test_a_folder_that_is_deleted_comes_back(opened: Callable[..., Stored], tmp_
     assert one.put(1) and one.get(1) == content_of(1)
 
 
-def test_a_real_limit_of_the_system(tmp_path: Path) -> None:
-    """A process that may write files of some kilobytes only."""
-    code = (
-        "import resource, signal, sys; from pathlib import Path; from tests.unit.kv.test_disk_store import Stored\n"
-        "one = Stored(Path(sys.argv[1])); signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))\n"
-        "assert not one.put(1) and one.get(1) is None\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"
-        "one.store._paused_until_s = 0.0\n"
-        "assert one.put(1) and one.get(1) is not None\n"
-    )
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
-
-
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
+    (tmp_path / f"headway-{os.geteuid()}").symlink_to("/tmp")
     for path, words in (
         (tmp_path / "file", "is a file; give a folder"),
         (tmp_path / "file" / "below", "No files can be put into disk_cache"),
         (Path("/proc/headway"), "No files can be put into disk_cache"),
+        (tmp_path, r"No files can be put into disk_cache '.*': 'headway-.*remove it, or choose"),
     ):
         with pytest.raises(ConfigError, match=words):
             DiskStore(path, fingerprint=PRINT, block_bytes=1, max_bytes=100)
-
-
-def test_after_the_end_nothing_is_promised(opened: Callable[..., Stored]) -> None:
-    one = opened()
-    one.put(1)
-    threads = one.store._threads
-    one.store.close()
-    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_several_engines_share_a_folder(tmp_path: Path) -> None:
@@ -469,42 +392,6 @@ def test_several_engines_share_a_folder(tmp_path: Path) -> None:
     for one in stores:
         one.store.close()
     assert not wrong
-
-
-WRITER = """
-import random, sys
-from pathlib import Path
-from tests.unit.kv.test_disk_store import Stored, content_of
-size, rng = 400_000, random.Random(int(sys.argv[2]))
-one = Stored(Path(sys.argv[1]), max_bytes=12 * (size + 64), size=size)
-print("ready", flush=True)
-while True:
-    number = rng.randrange(20)
-    if rng.random() < 0.7:
-        assert one.put(number, content_of(number, size))
-    else:
-        assert one.get(number) in (None, content_of(number, size))
-"""
-
-
-def test_a_process_that_is_killed_leaves_nothing_wrong(tmp_path: Path) -> None:
-    """Killed at any moment, again and again, in the same folder."""
-    rng, size, num_found = random.Random(5), 400_000, 0
-    for turn in range(NUM_ROUNDS):
-        command = [sys.executable, "-c", WRITER, str(tmp_path), str(turn)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-            time.sleep(rng.uniform(0.0, 0.1))
-            assert process.poll() is None, "it has failed by itself"
-            process.send_signal(signal.SIGKILL)
-        one = Stored(tmp_path, max_bytes=12 * (size + 64), size=size)
-        assert not list(tmp_path.glob("*/*/*.tmp")), "what it was writing is gone"
-        for digest in one.store.digests():
-            number = int.from_bytes(digest)
-            assert one.get(number) == content_of(number, size)
-            num_found += 1
-        one.store.close()
-    assert num_found > NUM_ROUNDS
 
 
 class Slots:
@@ -591,7 +478,7 @@ def test_what_nobody_can_fetch_does_not_come() -> None:
 
 
 def test_a_line_is_logged_for_each_kind_of_damage_not_for_each_file(
-    opened: Callable[..., Stored], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = opened()
     assert all(one.put(number) for number in range(40))
@@ -610,22 +497,9 @@ def test_a_line_is_logged_for_each_kind_of_damage_not_for_each_file(
     assert not files_in(tmp_path)
 
 
-def test_blocks_that_another_user_has_exchanged_are_not_found(opened: Callable[..., Stored], tmp_path: Path) -> None:
-    """Whoever can write a file can compute its checksum, too."""
-    opened().put(1)
-    (path,) = files_in(tmp_path)
-    planted = tmp_path / PRINT / path.name
-    planted.parent.mkdir()
-    path.rename(planted)
-    assert opened().get(1) is None
-    path.symlink_to(planted)
-    again = opened()
-    assert again.get(1) is None and not path.is_symlink() and planted.exists()
-
-
 @pytest.mark.parametrize("has_files", [False, True])
 def test_a_folder_in_the_place_of_a_block_costs_that_block_only(
-    opened: Callable[..., Stored], tmp_path: Path, caplog: pytest.LogCaptureFixture, has_files: bool
+    opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture, has_files: bool
 ) -> None:
     in_the_way = private_folder(private_folder(tmp_path), PRINT) / f"{digest_of(1).hex()}.kv"
     in_the_way.mkdir()
@@ -640,12 +514,6 @@ def test_a_folder_in_the_place_of_a_block_costs_that_block_only(
         record.getMessage() for record in caplog.records
     ]
     assert len(caplog.records) == has_files
-
-
-def test_a_folder_of_another_user_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / f"headway-{os.geteuid()}").symlink_to("/tmp")
-    with pytest.raises(ConfigError, match=r"No files can be put into disk_cache '.*': 'headway-.*remove it, or choose"):
-        DiskStore(tmp_path, fingerprint=PRINT, block_bytes=1, max_bytes=100)
 
 
 def test_damage_of_one_kind_is_counted_for_a_minute(caplog: pytest.LogCaptureFixture) -> None:

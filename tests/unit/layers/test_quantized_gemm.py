@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.triton_device import DEVICE, ON_GPU  # isort: split
+from tests.triton_device import DEVICE, ON_GPU, choose  # isort: split
 
 from headway.layers import quantized_gemm as gemm
 from headway.layers.quantized_weight import FP8, QuantizedWeight, quantise
@@ -18,8 +20,17 @@ F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 EPS = 1e-5
 # Outputs that fill their last tile and such that do not; inputs that fill their last block of words and not.
 SHAPES = [(96, 256), (100, 576)] + ([(256, 1024), (6144, 4096), (1002, 1536)] if ON_GPU else [])
-INT4_KINDS = ["int4", "int4 g64", "int4 g32", "int4 zeros", "q4_1", "desc_act"]
-KINDS = ["fp8", "fp8 tensor", "fp8 blocks", "int8", "q8_0", "q6_k", *INT4_KINDS]
+# Inputs that share a scale, bits of a code, the least and the largest, and what a group has beside the scale.
+GROUPED = {
+    "q8_0": (32, 8, -127, 127, ""),
+    "q6_k": (16, 8, -32, 31, ""),
+    "int4 g64": (64, 4, -8, 7, ""),
+    "int4 g32": (32, 4, -8, 7, ""),
+    "int4 zeros": (32, 4, -8, 7, "zeros"),
+    "q4_1": (32, 4, 0, 15, "offsets"),
+    "desc_act": (32, 4, -8, 7, "zeros"),
+}
+KINDS = ["fp8", "fp8 tensor", "fp8 blocks", "int8", "int4", *GROUPED]
 HALF = BF16
 ROUNDED = 4e-3 if ON_GPU else 1e-2  # the interpreter cuts bfloat16 off where a device rounds
 FP8_ERROR = 0.04 if ON_GPU else 0.08
@@ -28,23 +39,6 @@ FP8_ERROR = 0.04 if ON_GPU else 0.08
 def random_weight(kind: str, num_outputs: int, num_inputs: int, seed: int = 0) -> QuantizedWeight:
     rng = torch.Generator().manual_seed(seed)
     floats = torch.randn(num_outputs, num_inputs, generator=rng) * 0.05
-
-    def grouped(
-        size: int, *, bits: int, low: int, high: int, offsets: bool = False, zeros: bool = False
-    ) -> QuantizedWeight:
-        groups = num_inputs // size
-        codes = torch.randint(low, high + 1, (num_outputs, num_inputs), generator=rng).to(torch.int8)
-        scales = torch.rand(num_outputs, groups, generator=rng) * 0.01 + 0.001
-        return QuantizedWeight(
-            codes,
-            scales.half().float(),
-            zeros=torch.randint(-8, 8, (num_outputs, groups), generator=rng).float() if zeros else None,
-            offsets=torch.randn(num_outputs, groups, generator=rng).half().float() * 0.01 if offsets else None,
-            tile=(1, size),
-            bits=bits,
-            lowest=0 if offsets and bits == 4 else -8,
-        )
-
     if kind in ("fp8", "int8", "int4"):
         return quantise(floats, kind)
     if kind == "fp8 tensor":
@@ -54,19 +48,25 @@ def random_weight(kind: str, num_outputs: int, num_inputs: int, seed: int = 0) -
         codes = quantise(floats, "fp8").codes
         scales = torch.rand(-(-num_outputs // 128), -(-num_inputs // 128), generator=rng) * 0.01 + 0.001
         return QuantizedWeight(codes, scales, tile=(128, 128))
+    size, bits, low, high, beside = GROUPED[kind]
+    groups = num_outputs, num_inputs // size
+    codes = torch.randint(low, high + 1, (num_outputs, num_inputs), generator=rng).to(torch.int8)
+    scales = (torch.rand(groups, generator=rng) * 0.01 + 0.001).half().float()
+    weight = QuantizedWeight(codes, scales, tile=(1, size), bits=bits, lowest=low if bits == 4 else -8)
+    if beside == "zeros":
+        weight = replace(weight, zeros=torch.randint(-8, 8, groups, generator=rng).float())
+    if beside == "offsets":
+        weight = replace(weight, offsets=torch.randn(groups, generator=rng).half().float() * 0.01)
     if kind == "desc_act":
-        weight = grouped(32, bits=4, low=-8, high=7, zeros=True)
         order = torch.randperm(num_inputs, generator=rng)
-        return replace(weight, groups=(torch.arange(num_inputs) // 32)[order])
-    size = {"int4 g64": 64, "q6_k": 16}.get(kind, 32)
-    return {
-        "int4 g64": lambda: grouped(size, bits=4, low=-8, high=7),
-        "int4 g32": lambda: grouped(size, bits=4, low=-8, high=7),
-        "int4 zeros": lambda: grouped(size, bits=4, low=-8, high=7, zeros=True),
-        "q4_1": lambda: grouped(size, bits=4, low=0, high=15, offsets=True),
-        "q8_0": lambda: grouped(size, bits=8, low=-127, high=127),
-        "q6_k": lambda: grouped(size, bits=8, low=-32, high=31),
-    }[kind]()
+        weight = replace(weight, groups=(torch.arange(num_inputs) // size)[order])
+    return weight
+
+
+def takes_turns(kinds: Iterable[str], *others: list[object]) -> list[tuple[object, ...]]:
+    """Each kind with all others on a GPU; in the interpreter each with one of them."""
+    kinds = list(kinds)
+    return choose(itertools.product(kinds, *others), *zip(kinds, *map(itertools.cycle, others)))
 
 
 def error(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -86,8 +86,7 @@ def random_rows(rows: int, width: int, dtype: torch.dtype = HALF, seed: int = 1)
     return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "shape"), takes_turns(KINDS, SHAPES), ids=str)
 def test_dequantised_weights_are_the_formats_own(kind: str, shape: tuple[int, int]) -> None:
     weight, expected = packed(kind, shape, F32)
     assert error(gemm.dequantise(weight, F32), in_order(expected, weight)) < 1e-6
@@ -95,8 +94,9 @@ def test_dequantised_weights_are_the_formats_own(kind: str, shape: tuple[int, in
     assert error(gemm.dequantise(weight, HALF), in_order(expected, weight)) < ROUNDED
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "desc_act"])
+@pytest.mark.parametrize(
+    ("kind", "shape"), takes_turns([kind for kind in KINDS if kind != "desc_act"], SHAPES), ids=str
+)
 def test_one_row(kind: str, shape: tuple[int, int]) -> None:
     weight, wide = packed(kind, shape, HALF)
     x = random_rows(1, shape[1])
@@ -114,9 +114,10 @@ def test_one_row(kind: str, shape: tuple[int, int]) -> None:
     assert error(residual, expected) < ROUNDED
 
 
-@pytest.mark.parametrize("rows", [1, 3, 16, 40, 64, 130] if ON_GPU else [3, 70])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+ROWS = [1, 3, 16, 40, 64, 130] if ON_GPU else [3, 70, 70, 3]
+
+
+@pytest.mark.parametrize(("kind", "shape", "rows"), takes_turns(KINDS, SHAPES, ROWS), ids=str)
 def test_rows_of_floats(kind: str, shape: tuple[int, int], rows: int) -> None:
     weight, wide = packed(kind, shape, HALF)
     x = random_rows(rows, shape[1])
@@ -145,9 +146,9 @@ def test_a_norm_between_two_products_is_part_of_both(kind: str, rows: int) -> No
     assert error(got, expected) < 2 * ROUNDED
 
 
-@pytest.mark.parametrize("rows", [1, 3, 16, 40, 64, 130] if ON_GPU else [3, 70])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("kind", ["fp8", "fp8 tensor", "fp8 blocks", "int8"])
+@pytest.mark.parametrize(
+    ("kind", "shape", "rows"), takes_turns(["fp8", "fp8 tensor", "fp8 blocks", "int8"], SHAPES, ROWS), ids=str
+)
 def test_rows_of_codes(kind: str, shape: tuple[int, int], rows: int) -> None:
     weight, wide = packed(kind, shape, HALF)
     assert weight.takes_codes

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from tests.triton_device import DEVICE, ON_GPU  # isort: split
+from tests.triton_device import DEVICE, ON_GPU, choose  # isort: split
 
 from headway.layers import skinny_gemm
 from headway.layers.skinny_gemm import MAX_SPLIT_OUTPUTS, MAX_SPLIT_ROWS, one_row, scaled_linear, split_add, swiglu
 from tests.unit.layers.skinny_case import EPS, Operands, assert_near, check_split_add, expected
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-
-Size = tuple[int, int, torch.dtype]
-"""(outputs, inputs, dtype)"""
-
-
-def sizes(*, small: list[tuple[int, int]], large: list[tuple[int, int]]) -> list[Size]:
-    """On a GPU all of them in each dtype; for the interpreter the small ones, with dtypes that take turns."""
-    if ON_GPU:
-        return [(*size, dtype) for size in small + large for dtype in DTYPES]
-    return [(*size, DTYPES[place % len(DTYPES)]) for place, size in enumerate(small)]
-
-
+PRODUCTS = ["split_add", "scaled_linear", "swiglu", "swiglu of scaled rows"]
 # Smaller than a block, a block, a little more, and each of the ways to cut one row's work into blocks.
 SMALL = [(1, 1), (7, 13), (33, 127), (32, 128), (31, 129), (6, 1024), (5, 1025), (9, 2048), (9, 2049), (3, 513)]
 LARGE = [(1026, 1100), (2048, 1024), (1999, 3001), (4096, 4096), (1024, 12288), (12289, 1000)]
-ROWS = range(1, 65) if ON_GPU else (1, 2, 15, 16, 17, 33, 64)
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +31,24 @@ def dirty_scratch() -> Iterator[None]:
     assert not num_arrived.any()
 
 
-# ----------------------------------------------------------------------------------------------------------- one row
+def check(product: str, rows: int, outputs: int, inputs: int, dtype: torch.dtype, *, with_bias: bool) -> None:
+    """One product of random operands: up to 64 rows into a sum, with the other half of a norm, or gated."""
+    case = Operands(rows, outputs, inputs, dtype, gated="swiglu" in product)
+    bias, scaled = case.bias if with_bias else None, case.scaled_rows(num_parts=-(-inputs // 32))
+    if product == "split_add":
+        check_split_add(case, bias)
+        return
+    if product == "scaled_linear":
+        got = scaled_linear(scaled, case.weight, bias, EPS)
+        wanted = expected(case.x, case.weight, bias, squares=scaled.squares)
+    elif product == "swiglu":
+        got = swiglu(case.x, case.weight, bias)
+        wanted = expected(case.x, case.weight, bias, swiglu=True)
+    else:
+        got = swiglu(scaled.values, case.weight, bias, squares=scaled.squares, eps=EPS)
+        wanted = expected(case.x, case.weight, bias, squares=scaled.squares, swiglu=True)
+    assert got.dtype == dtype
+    assert_near(got, wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -50,7 +56,26 @@ def dirty_scratch() -> Iterator[None]:
 @pytest.mark.parametrize("with_norm", [False, True])
 @pytest.mark.parametrize("kind", ["plain", "out", "residual", "swiglu", "swiglu_out"])
 def test_one_row(kind: str, with_norm: bool, with_bias: bool, dtype: torch.dtype) -> None:
-    case = Operands(1, 6, 2100, dtype, gated="swiglu" in kind)
+    check_one_row(kind, 6, 2100, dtype, with_norm=with_norm, with_bias=with_bias)
+
+
+@pytest.mark.parametrize("kind", ["residual", "swiglu_out"])
+@pytest.mark.parametrize(
+    ("size", "dtype"), choose(itertools.product(SMALL + LARGE, DTYPES), *zip(SMALL, itertools.cycle(DTYPES)))
+)
+def test_one_row_of_any_size(kind: str, size: tuple[int, int], dtype: torch.dtype) -> None:
+    check_one_row(kind, *size, dtype, with_norm=True, with_bias=kind == "residual")
+
+
+def test_norm_of_a_tiny_row_is_held_up_by_eps() -> None:
+    check_one_row("plain", 5, 100, torch.float32, with_norm=True, with_bias=False, scale=1e-4)
+
+
+def check_one_row(
+    kind: str, outputs: int, inputs: int, dtype: torch.dtype, *, with_norm: bool, with_bias: bool, scale: float = 1.0
+) -> None:
+    case = Operands(1, outputs, inputs, dtype, gated="swiglu" in kind)
+    case.x.mul_(scale)
     bias, norm = case.bias if with_bias else None, case.norm if with_norm else None
     residual, out = case.residual if kind == "residual" else None, case.out if kind.endswith("out") else None
     wanted = expected(case.x, case.weight, bias, norm=norm, residual=residual, swiglu="swiglu" in kind)
@@ -62,71 +87,36 @@ def test_one_row(kind: str, with_norm: bool, with_bias: bool, dtype: torch.dtype
     case.assert_nothing_outside_was_written()
 
 
-@pytest.mark.parametrize(("outputs", "inputs", "dtype"), sizes(small=SMALL, large=LARGE))
-def test_one_row_of_any_size(outputs: int, inputs: int, dtype: torch.dtype) -> None:
-    case = Operands(1, outputs, inputs, dtype)
-    wanted = expected(case.x, case.weight, case.bias, norm=case.norm, residual=case.residual)
-    one_row(case.x, case.weight, case.bias, norm=case.norm, eps=EPS, residual=case.residual)
-    assert_near(case.residual, wanted)
-    case.assert_nothing_outside_was_written()
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize(
+    ("rows", "dtype"),
+    choose(itertools.product(range(1, 65), DTYPES), *zip((1, 2, 15, 16, 17, 33, 64), itertools.cycle(DTYPES))),
+)
+def test_so_many_rows(product: str, rows: int, dtype: torch.dtype) -> None:
+    inputs = 700 if product == "split_add" else 300
+    check(product, rows, 43 if product == "swiglu of scaled rows" else 75, inputs, dtype, with_bias=True)
 
 
-@pytest.mark.parametrize(("outputs", "inputs", "dtype"), sizes(small=SMALL, large=LARGE))
-def test_one_gated_row_of_any_size(outputs: int, inputs: int, dtype: torch.dtype) -> None:
-    case = Operands(1, outputs, inputs, dtype, gated=True)
-    got = one_row(case.x, case.weight, None, norm=case.norm, eps=EPS, swiglu=True, out=case.out)
-    assert_near(got, expected(case.x, case.weight, None, norm=case.norm, swiglu=True))
-    case.assert_nothing_outside_was_written()
-
-
-def test_norm_of_a_tiny_row_is_held_up_by_eps() -> None:
-    case = Operands(1, 5, 100, torch.float32)
-    case.x.mul_(1e-4)
-    got = one_row(case.x, case.weight, None, norm=case.norm, eps=EPS)
-    assert_near(got, expected(case.x, case.weight, None, norm=case.norm))
-
-
-# ----------------------------------------------------------------------------------------- up to 64 rows, into a sum
-
-
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_split_add(rows: int, dtype: torch.dtype) -> None:
-    case = Operands(rows, 75, 700, dtype)
-    check_split_add(case, case.bias)
+SIZES = [(product, size) for product in PRODUCTS for size in [*SMALL, (8193, 3), *LARGE]]
+SIZES = [(product, size) for product, size in SIZES if product != "split_add" or size[0] <= MAX_SPLIT_OUTPUTS]
 
 
 @pytest.mark.parametrize(
-    ("outputs", "inputs", "dtype"),
-    sizes(small=SMALL, large=[size for size in LARGE if size[0] <= MAX_SPLIT_OUTPUTS]),
+    ("product", "size", "dtype"),
+    [
+        (product, size, dtype)
+        for place, (product, size) in enumerate(SIZES)
+        for dtype in choose(DTYPES, DTYPES[place % 3])
+        if ON_GPU or size not in LARGE
+    ],
 )
-def test_split_add_of_any_size(outputs: int, inputs: int, dtype: torch.dtype) -> None:
-    check_split_add(Operands(3, outputs, inputs, dtype), None)
+def test_of_any_size(product: str, size: tuple[int, int], dtype: torch.dtype) -> None:
+    check(product, 3, *size, dtype, with_bias=False)
 
 
 def test_most_rows_into_the_widest_sum() -> None:
     """The scratch memory is as large as the largest product needs."""
-    check_split_add(Operands(MAX_SPLIT_ROWS, MAX_SPLIT_OUTPUTS, 40, torch.float16), None)
-
-
-# -------------------------------------------------------------------- up to 64 rows, with the other half of the norm
-
-
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_scaled_linear(rows: int, dtype: torch.dtype) -> None:
-    case = Operands(rows, 75, 300, dtype)
-    x = case.scaled_rows(num_parts=10)
-    got = scaled_linear(x, case.weight, case.bias, EPS)
-    assert got.dtype == dtype
-    assert_near(got, expected(x.values, case.weight, case.bias, squares=x.squares))
-
-
-@pytest.mark.parametrize(("outputs", "inputs", "dtype"), sizes(small=SMALL, large=LARGE))
-def test_scaled_linear_of_any_size(outputs: int, inputs: int, dtype: torch.dtype) -> None:
-    case = Operands(3, outputs, inputs, dtype)
-    x = case.scaled_rows(num_parts=-(-inputs // 32))
-    assert_near(scaled_linear(x, case.weight, None, EPS), expected(x.values, case.weight, None, squares=x.squares))
+    check("split_add", MAX_SPLIT_ROWS, MAX_SPLIT_OUTPUTS, 40, torch.float16, with_bias=False)
 
 
 @pytest.mark.parametrize("rows", [1, 19])
@@ -139,37 +129,7 @@ def test_both_halves_of_a_norm_are_a_norm(rows: int) -> None:
     assert_near(gated, expected(before.residual, after.weight, after.bias, norm=before.next_norm, swiglu=True))
 
 
-# ---------------------------------------------------------------------------------------------- up to 64 rows, gated
-
-
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_swiglu(rows: int, dtype: torch.dtype) -> None:
-    case = Operands(rows, 75, 300, dtype, gated=True)
-    got = swiglu(case.x, case.weight, case.bias)
-    assert got.dtype == dtype
-    assert_near(got, expected(case.x, case.weight, case.bias, swiglu=True))
-
-
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_swiglu_of_scaled_rows(rows: int, dtype: torch.dtype) -> None:
-    case = Operands(rows, 43, 300, dtype, gated=True)
-    x = case.scaled_rows(num_parts=3)
-    got = swiglu(x.values, case.weight, case.bias, squares=x.squares, eps=EPS)
-    assert_near(got, expected(x.values, case.weight, case.bias, squares=x.squares, swiglu=True))
-
-
-@pytest.mark.parametrize(("outputs", "inputs", "dtype"), sizes(small=[*SMALL, (8193, 3)], large=LARGE))
-def test_swiglu_of_any_size(outputs: int, inputs: int, dtype: torch.dtype) -> None:
-    case = Operands(3, outputs, inputs, dtype, gated=True)
-    assert_near(swiglu(case.x, case.weight, None), expected(case.x, case.weight, None, swiglu=True))
-
-
-# --------------------------------------------------------------------------------------------------------- each time
-
-
-@pytest.mark.parametrize("dtype", DTYPES if ON_GPU else DTYPES[:1])
+@pytest.mark.parametrize("dtype", choose(DTYPES, torch.float32))
 def test_the_same_to_the_bit_each_time(dtype: torch.dtype) -> None:
     """Whichever program is the last to arrive and adds the parts up."""
     outputs, inputs = (1025, 3001) if ON_GPU else (5, 300)
@@ -190,5 +150,5 @@ def test_the_same_to_the_bit_each_time(dtype: torch.dtype) -> None:
         ]
 
     first = results()
-    for _ in range(19):
+    for _ in range(19 if ON_GPU else 3):
         assert all(torch.equal(one, other) for one, other in zip(results(), first, strict=True))

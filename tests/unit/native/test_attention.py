@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,6 +65,21 @@ class Sequences:
         return torch.einsum("hqk,khd->qhd", scores.masked_fill(future, -math.inf).softmax(-1), v).flatten(1)
 
 
+def batch_of(spans: Sequence[tuple[int, int]], table: Tensor, slots: Tensor | None = None) -> AttentionBatch:
+    """A step over spans (first query, end), one for each line of the block table."""
+    lengths = [end - first for first, end in spans]
+    return AttentionBatch(
+        num_tokens=sum(lengths),
+        num_requests=len(spans),
+        max_query_len=max(lengths),
+        max_seq_len=max(end for _, end in spans),
+        query_start=torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32),
+        seq_lens=torch.tensor([end for _, end in spans], dtype=torch.int32),
+        block_table=table.int(),
+        slot_mapping=torch.zeros(sum(lengths), dtype=torch.int64) if slots is None else slots,
+    )
+
+
 def attend(
     sequences: Sequences,
     spans: Sequence[tuple[int, int, int]],
@@ -87,22 +103,11 @@ def attend(
         token = torch.arange(end)
         block, offset = table[i].long()[token // block_size], token % block_size
         cache.write(block, offset, sequences.k[r][:end], sequences.v[r][:end])
-    lengths = [end - first for _, first, end in spans]
-    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
-    batch = AttentionBatch(
-        num_tokens=sum(lengths),
-        num_requests=len(spans),
-        max_query_len=max(lengths),
-        max_seq_len=max(end for _, _, end in spans),
-        query_start=starts,
-        seq_lens=torch.tensor([end for _, _, end in spans], dtype=torch.int32),
-        block_table=table,
-        slot_mapping=torch.zeros(sum(lengths), dtype=torch.int64),
-    )
+    batch = batch_of([(first, end) for _, first, end in spans], table)
     backend = CpuAttention([cache], heads, library)
     backend.plan(batch)
     out = backend.run(0, torch.cat([sequences.q[r][first:end] for r, first, end in spans]))
-    return list(out.split(lengths))
+    return list(out.split([end - first for _, first, end in spans]))
 
 
 BLOCK_SIZES = (1, 7, 16, 24, 128)
@@ -132,18 +137,19 @@ def test_against_the_oracle(
 
 @pytest.mark.parametrize("format", ALL, ids=lambda format: format.name)
 def test_long_contexts_are_split_and_right(library: NativeLibrary, format: KVFormat) -> None:
-    sequences = Sequences.random([1400], 6, 2, 64)
+    sequences = Sequences.random([1400, 40], 6, 2, 64)
     oracle = sequences.rounded(format).oracle
-    alone = attend(sequences, [(0, 1399, 1400)], format=format, library=library)[0]
+    spans = [(0, 1399, 1400), (0, 1350, 1400), (1, 39, 40), (1, 0, 40)]
+    (alone,) = attend(sequences, spans[:1], format=format, library=library)
     torch.testing.assert_close(alone.double(), oracle(0, 1399, 1400), rtol=2e-5, atol=2e-5)
-    library.set_num_threads(1)
-    assert torch.equal(alone, attend(sequences, [(0, 1399, 1400)], format=format, library=library)[0])
-    library.set_num_threads(8)
-    assert torch.equal(alone, attend(sequences, [(0, 1399, 1400)], format=format, library=library)[0])
-    library.set_num_threads(2)
-    assert torch.equal(alone[0], attend(sequences, [(0, 1350, 1400)], format=format, library=library)[0][-1])
-    many = [(0, 1399, 1400)] * 9
-    assert torch.equal(alone, attend(sequences, many, format=format, library=library)[4])
+    results = []
+    for num_threads in (1, 8, 3, 2):
+        library.set_num_threads(num_threads)
+        assert torch.equal(alone, attend(sequences, spans[:1], format=format, library=library)[0])
+        results.append(torch.cat(attend(sequences, spans, format=format, library=library)))
+        assert torch.equal(results[0], results[-1])
+    assert torch.equal(alone[0], results[0][0]) and torch.equal(alone[0], results[0][50])
+    assert torch.equal(alone, attend(sequences, spans[:1] * 9, format=format, library=library)[4])
 
 
 CHUNKED_HEADS = ((9, 3, 64), (4, 1, 80), (6, 6, 128))
@@ -171,16 +177,6 @@ def test_rows_do_not_depend_on_batch_chunks_or_blocks(
             assert torch.equal(part, whole[first:end]), (chunk, block_size, first)
 
 
-def test_thread_counts_give_the_same_bits(library: NativeLibrary) -> None:
-    sequences = Sequences.random([700, 40, 1, 300], 9, 3, 64)
-    spans = [(0, 100, 700), (1, 39, 40), (2, 0, 1), (3, 0, 300)]
-    results = []
-    for threads in (1, 2, 3):
-        library.set_num_threads(threads)
-        results.append(torch.cat(attend(sequences, spans, library=library)))
-    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
-
-
 def test_large_scores_do_not_overflow(library: NativeLibrary) -> None:
     sequences = Sequences.random([400], 2, 1, 64)
     sequences.q = [q * 60 for q in sequences.q]
@@ -191,16 +187,7 @@ def test_large_scores_do_not_overflow(library: NativeLibrary) -> None:
 def test_plan_is_reused_for_every_layer(fast: NativeLibrary) -> None:
     caches = [LayerKVCache(k=torch.randn(2, 1, 8, 4), v=torch.randn(2, 1, 4, 8)) for _ in range(3)]
     backend = CpuAttention(caches, 2)
-    batch = AttentionBatch(
-        num_tokens=1,
-        num_requests=1,
-        max_query_len=1,
-        max_seq_len=1,
-        query_start=torch.tensor([0, 1], dtype=torch.int32),
-        seq_lens=torch.tensor([1], dtype=torch.int32),
-        block_table=torch.tensor([[1]], dtype=torch.int32),
-        slot_mapping=torch.tensor([4]),
-    )
+    batch = batch_of([(0, 1)], torch.tensor([[1]]))
     backend.plan(batch)
     assert backend.batch is batch
     for layer, cache in enumerate(caches):
@@ -256,18 +243,7 @@ def test_what_is_written_that_is_no_number_is_noticed(fast: NativeLibrary, where
         q = NativeOps(fast).rope_write_kv(qkv, torch.zeros(3, dtype=torch.int64), torch.arange(3), heads, None, cache)
         assert cache.not_finite.item() == expected
     backend = CpuAttention([cache], 4, fast)
-    backend.plan(
-        AttentionBatch(
-            num_tokens=1,
-            num_requests=1,
-            max_query_len=1,
-            max_seq_len=3,
-            query_start=torch.tensor([0, 1], dtype=torch.int32),
-            seq_lens=torch.tensor([3], dtype=torch.int32),
-            block_table=torch.zeros(1, 1, dtype=torch.int32),
-            slot_mapping=torch.zeros(1, dtype=torch.int64),
-        )
-    )
+    backend.plan(batch_of([(2, 3)], torch.zeros(1, 1)))
     out = backend.run(0, q[2:]).view(4, 16)
     if math.isnan(value):  # a key that is infinite may have a weight of 0
         assert not out[:2].isfinite().all()
@@ -282,16 +258,8 @@ def test_in_one_call_or_in_two_it_is_the_same(library: NativeLibrary, format: KV
     norms = HeadNorms(q=torch.rand(16) + 0.5, k=torch.rand(16) + 0.5) if has_norms else None
     caches = [LayerKVCache.zeros(4, 2, 16, 8, dtype=format) for _ in range(2)]
     qkv, positions = torch.randn(6, heads.qkv_size), torch.tensor([0, 1, 2, 3, 4, 2])
-    batch = AttentionBatch(
-        num_tokens=6,
-        num_requests=2,
-        max_query_len=5,
-        max_seq_len=5,
-        query_start=torch.tensor([0, 5, 6], dtype=torch.int32),
-        seq_lens=torch.tensor([5, 3], dtype=torch.int32),
-        block_table=torch.tensor([[1], [3]], dtype=torch.int32),
-        slot_mapping=torch.tensor([8, 9, 10, 11, 12, 26]),
-    )
+    slots = torch.tensor([8, 9, 10, 11, 12, 26])
+    batch = batch_of([(0, 5), (2, 3)], torch.tensor([[1], [3]]), slots)
     one, two = (CpuAttention([cache], 4, library) for cache in caches)
     one.plan(batch)
     two.plan(batch)

@@ -14,7 +14,7 @@ from headway.errors import NativeBuildError
 from headway.native import build as build_module
 from headway.native import lib as lib_module
 from headway.native.__main__ import main
-from headway.native.build import build, cgroup_quota, usable_cpus
+from headway.native.build import build, cgroup_quota
 from headway.native.lib import NativeLibrary, is_available
 
 
@@ -22,6 +22,9 @@ def fake_compiler(path: Path, script: str) -> str:
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
+
+
+WRITES_A_LIBRARY = 'while [ "$1" != -o ]; do shift; done; echo library > "$2"'
 
 
 @pytest.fixture
@@ -46,37 +49,34 @@ def test_a_failing_compiler_is_quoted(only_cc: Path, monkeypatch: pytest.MonkeyP
     assert not list(private_folder(only_cc / "cache").iterdir())
 
 
-def test_the_next_compiler_is_tried(only_cc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_compiler_is_tried_and_compiling_is_said_once(
+    only_cc: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("CC", fake_compiler(only_cc / "broken", "exit 1"))
-    write_output = 'while [ "$1" != -o ]; do shift; done; echo library > "$2"'
-    fake_compiler(only_cc / "gcc", write_output)
+    fake_compiler(only_cc / "gcc", WRITES_A_LIBRARY)
     result = build("generic")
     assert result.compiled and result.compiler == (str(only_cc / "gcc"),)
     assert result.path.read_text() == "library\n"
-    assert not build("generic").compiled
-
-
-def test_compiling_says_that_it_is_done_and_once(only_cc: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fake_compiler(only_cc / "gcc", 'while [ "$1" != -o ]; do shift; done; echo library > "$2"')
-    build("generic")
-    begun, done = capsys.readouterr().err.splitlines()
+    begun, *_, done = capsys.readouterr().err.splitlines()
     assert begun == "Compiling the CPU kernels: this happens once."
     assert done.startswith("Compiling the CPU kernels: done in ")
-    build("generic")
+    assert not build("generic").compiled
+    capsys.readouterr()
+    monkeypatch.delenv("CC")
+    assert not build("generic").compiled
     assert capsys.readouterr().err == ""
 
 
 def test_file_name_depends_on_flags_and_sources(only_cc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_output = 'while [ "$1" != -o ]; do shift; done; echo library > "$2"'
-    fake_compiler(only_cc / "cc", write_output)
+    fake_compiler(only_cc / "cc", WRITES_A_LIBRARY)
     sources = only_cc / "sources"
     sources.mkdir()
-    (sources / "a.c").write_text("int a;")
     monkeypatch.setattr(build_module, "SOURCE_DIR", sources)
-    paths = [build("generic").path, build("avx2").path]
-    (sources / "a.c").write_text("int b;")
-    paths.append(build("generic").path)
-    assert len(set(paths)) == 3
+    paths = set()
+    for isa, source in (("generic", "int a;"), ("avx2", "int a;"), ("generic", "int b;")):
+        (sources / "a.c").write_text(source)
+        paths.add(build(isa).path)
+    assert len(paths) == 3
 
 
 def test_a_file_that_is_no_library_is_named(tmp_path: Path) -> None:
@@ -86,19 +86,14 @@ def test_a_file_that_is_no_library_is_named(tmp_path: Path) -> None:
         NativeLibrary(path)
 
 
-@pytest.fixture
-def read_only(only_cc: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache that nothing can be written to, not even by root."""
+def test_an_unwritable_cache_is_replaced_for_this_run_and_said_so(
+    only_cc: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not even root can write below a file."""
     (only_cc / "file").write_text("")
     monkeypatch.setenv("HEADWAY_CACHE_DIR", str(only_cc / "file" / "below"))
     temporary_folder.cache_clear()
-    return only_cc
-
-
-def test_an_unwritable_cache_is_replaced_for_this_run_and_said_so(
-    read_only: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    fake_compiler(read_only / "cc", 'while [ "$1" != -o ]; do shift; done; echo library > "$2"')
+    fake_compiler(only_cc / "cc", WRITES_A_LIBRARY)
     result = build("generic")
     assert result.compiled and result.path.read_text() == "library\n"
     assert result.path.parent.stat().st_mode & 0o077 == 0, "nobody else can put a library there"
@@ -106,7 +101,7 @@ def test_an_unwritable_cache_is_replaced_for_this_run_and_said_so(
     assert record.levelname == "WARNING"
     message = record.getMessage()
     assert "\n" not in message and "for this run alone" in message
-    assert f"{read_only / 'file' / 'below'} (Not a directory); set HEADWAY_CACHE_DIR" in message
+    assert f"{only_cc / 'file' / 'below'} (Not a directory); set HEADWAY_CACHE_DIR" in message
     again = build("generic")
     assert not again.compiled and again.path == result.path
 
@@ -151,8 +146,7 @@ def test_two_builds_at_once(only_cc: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """Both compile into an empty cache, neither sees the other's half-written files, nothing else is left behind."""
     started = only_cc / "started"
     script = f'/bin/echo x >> {started}; while [ "$(/usr/bin/wc -l < {started})" -lt 2 ]; do /bin/sleep 0.01; done; '
-    script += 'while [ "$1" != -o ]; do shift; done; echo library > "$2"'
-    monkeypatch.setenv("CC", fake_compiler(only_cc / "slow", script))
+    monkeypatch.setenv("CC", fake_compiler(only_cc / "slow", script + WRITES_A_LIBRARY))
     with ThreadPoolExecutor(2) as pool:
         results = [future.result(timeout=60) for future in [pool.submit(build, "generic") for _ in range(2)]]
     assert [result.compiled for result in results] == [True, True]
@@ -166,25 +160,19 @@ def test_command_line_reports_what_it_did(fast: NativeLibrary, capsys: pytest.Ca
     assert str(fast.path) in output and fast.isa in output
 
 
-def test_usable_cpus_is_at_least_one() -> None:
-    assert usable_cpus() >= 1
-
-
 def test_cgroup_quota(tmp_path: Path) -> None:
     membership = tmp_path / "membership"
     membership.write_text("0::/pod/container\n")
-    own = tmp_path / "root" / "pod" / "container"
-    own.mkdir(parents=True)
-    assert cgroup_quota(tmp_path / "root", membership) is None
-    (own / "cpu.max").write_text("max 100000\n")
-    (own.parent / "cpu.max").write_text("250000 100000\n")
-    assert cgroup_quota(tmp_path / "root", membership) == 2.5
-    (own / "cpu.max").write_text("150000 100000\n")
-    assert cgroup_quota(tmp_path / "root", membership) == 1.5
-    version1 = tmp_path / "root" / "cpu"
-    version1.mkdir()
-    (version1 / "cpu.cfs_quota_us").write_text("-1")
-    (version1 / "cpu.cfs_period_us").write_text("100000")
-    assert cgroup_quota(tmp_path / "root", membership) == 1.5
-    (version1 / "cpu.cfs_quota_us").write_text("50000")
-    assert cgroup_quota(tmp_path / "root", membership) == 0.5
+    for file, text, expected in (
+        ("memory.max", "max", None),
+        ("pod/container/cpu.max", "max 100000\n", None),
+        ("pod/cpu.max", "250000 100000\n", 2.5),
+        ("pod/container/cpu.max", "150000 100000\n", 1.5),
+        ("cpu/cpu.cfs_period_us", "100000", 1.5),
+        ("cpu/cpu.cfs_quota_us", "-1", 1.5),
+        ("cpu/cpu.cfs_quota_us", "50000", 0.5),
+    ):
+        path = tmp_path / "root" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        assert cgroup_quota(tmp_path / "root", membership) == expected, file

@@ -14,7 +14,9 @@ SHAPES = [  # (rows, out, in)
     (1, 16, 64),
     (1, 576, 576),
     (2, 960, 576),
+    (2, 17, 96),
     (3, 17, 65),
+    (3, 33, 32),
     (4, 31, 130),
     (5, 1, 1),
     (6, 48, 63),
@@ -25,163 +27,158 @@ SHAPES = [  # (rows, out, in)
     (130, 47, 100),
     (200, 160, 64),
 ]
+INT4_FORMS = {  # (signed, offsets, scales that float16 holds)
+    "int4": (True, False, True),
+    "int4 with offsets": (True, True, True),
+    "uint4": (False, False, True),
+    "uint4 with offsets": (False, True, True),
+    "int4 with long scales": (True, False, False),
+    "uint4 with long scales and offsets": (False, True, False),
+}
+KINDS = ["int8", "float32", *INT4_FORMS]
+FEW_KINDS = ["int8", "float32", "uint4 with offsets"]
 
 
-def quantise(values: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows, k] -> int8 values as float64 [rows, groups, 64] and scales [rows, groups], as the kernels define them."""
+def quantised(values: Tensor) -> Tensor:
+    """What the kernels take numbers [rows, k] to be: int8 with a scale for each 64 of a row. In float64."""
     rows, k = values.shape
     padded = torch.zeros(rows, -(-k // 64) * 64)
     padded[:, :k] = values
     groups = padded.view(rows, -1, 64)
-    largest = groups.abs().amax(-1)
+    largest = groups.abs().amax(-1, keepdim=True)
     # A Python number over a tensor would be computed with a reciprocal, one rounding away from a division.
     factor = torch.where(largest > 1e-30, torch.full_like(largest, 127.0) / largest, 0.0)
     scale = torch.where(largest > 1e-30, largest / 127.0, 0.0)
-    return torch.round(groups * factor[..., None]).double(), scale.double()
+    return (torch.round(groups * factor).double() * scale.double()).view(rows, -1)[:, :k]
 
 
-def linear(x: Tensor, packed: PackedWeight, bias: Tensor | None = None) -> Tensor:
-    return PackedLinear(packed, bias)(x)
+def int4_parts(kind: str, out: int, columns: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Random codes, and a scale and an offset for each 32 of a row."""
+    signed, offsets, half = INT4_FORMS[kind]
+    lowest = -8 if signed else 0
+    codes = torch.randint(lowest, lowest + 16, (out, columns), dtype=torch.int8)
+    parts = [torch.randn(out, -(-columns // 32)) * 0.1 for _ in range(2)]
+    scales, moved = (part.half().float() for part in parts) if half else parts
+    return codes, scales, moved if offsets else None
 
 
-def int8_reference(x: Tensor, weight: Tensor) -> Tensor:
-    (xq, xs), (wq, ws) = quantise(x), quantise(weight)
-    return torch.einsum("mgk,ngk,mg,ng->mn", xq, wq, xs, ws)
+def int4_values(codes: Tensor, scales: Tensor, offsets: Tensor | None) -> Tensor:
+    def spread(part: Tensor) -> Tensor:
+        return part.double().repeat_interleave(32, 1)[:, : codes.shape[1]]
+
+    values = codes.double() * spread(scales)
+    return values if offsets is None else values + spread(offsets)
+
+
+class Weight:
+    """Packed numbers, and in float64 what they stand for."""
+
+    def __init__(self, kind: str, numbers: Tensor | tuple[Tensor, Tensor, Tensor | None], library: NativeLibrary):
+        self.kind, self.packed = kind, self._pack(kind, numbers, library)
+        if isinstance(numbers, tuple):
+            self.values = int4_values(*numbers)
+        else:
+            self.values = quantised(numbers) if kind == "int8" else numbers.double()
+
+    @staticmethod
+    def random(kind: str, out: int, columns: int, library: NativeLibrary) -> Weight:
+        numbers = int4_parts(kind, out, columns) if kind in INT4_FORMS else torch.randn(out, columns)
+        return Weight(kind, numbers, library)
+
+    @staticmethod
+    def _pack(
+        kind: str, numbers: Tensor | tuple[Tensor, Tensor, Tensor | None], library: NativeLibrary
+    ) -> PackedWeight:
+        if isinstance(numbers, tuple):
+            return native.pack_int4(*numbers, is_signed=INT4_FORMS[kind][0], library=library)
+        return (native.pack_int8 if kind == "int8" else native.pack_float32)(numbers, library)
+
+    def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return PackedLinear(self.packed, bias)(x)
+
+    def expected(self, x: Tensor) -> Tensor:
+        return (x.double() if self.kind == "float32" else quantised(x)) @ self.values.T
 
 
 @pytest.mark.parametrize(("rows", "out", "columns"), SHAPES)
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_int8_linear_equals_the_definition(
-    library: NativeLibrary, rows: int, out: int, columns: int, with_bias: bool
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_are_those_of_the_definition(
+    library: NativeLibrary, kind: str, rows: int, out: int, columns: int
 ) -> None:
-    x, weight = torch.randn(rows, columns), torch.randn(out, columns) * 0.1
-    bias = torch.randn(out) if with_bias else None
-    result = linear(x, native.pack_int8(weight, library), bias)
-    expected = int8_reference(x, weight) + (0 if bias is None else bias.double())
-    scale = (x.norm(dim=1)[:, None] * weight.norm(dim=1)[None]).double() + 1e-6
-    assert ((result.double() - expected).abs() / scale).max() < 2e-6
+    x, bias = torch.randn(rows, columns), torch.randn(out)
+    weight = Weight.random(kind, out, columns, library)
+    size = x.norm(dim=1)[:, None].double() * weight.values.norm(dim=1)[None] + 1e-6
+    expected = weight.expected(x)
+    assert ((weight.linear(x).double() - expected).abs() / size).max() < 5e-7
+    assert ((weight.linear(x, bias).double() - (expected + bias.double())).abs() / (size + bias.abs())).max() < 5e-7
 
 
-def test_int8_linear_is_close_to_float(fast: NativeLibrary) -> None:
-    x, weight = torch.randn(32, 576), torch.randn(960, 576)
-    exact = x.double() @ weight.double().T
-    error = (linear(x, native.pack_int8(weight)).double() - exact).norm() / exact.norm()
-    assert error < 0.012
-
-
-def test_int8_extremes_do_not_saturate(library: NativeLibrary) -> None:
-    """All products at their largest, with both signs: careless 16-bit partial sums would overflow."""
-    weight = torch.ones(32, 128)
-    weight[::2] = -1
-    weight[1, ::2] = -1
-    for x in (torch.ones(6, 128), -torch.ones(6, 128)):
-        result = linear(x, native.pack_int8(weight, library))
-        torch.testing.assert_close(result, x @ weight.T, rtol=1e-5, atol=1e-3)
-
-
-def test_int8_zero_rows_columns_and_groups(library: NativeLibrary) -> None:
-    x, weight = torch.randn(5, 192), torch.randn(40, 192)
-    x[2] = 0
-    x[3, 64:128] = 0
-    weight[7] = 0
-    weight[8, :64] = 1e-38
-    result = linear(x, native.pack_int8(weight, library))
-    assert torch.all(result[2] == 0) and torch.all(result[:, 7] == 0)
-    assert torch.isfinite(result).all()
-    torch.testing.assert_close(result.double(), int8_reference(x, weight), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(("rows", "out", "columns"), SHAPES)
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_float32_linear(library: NativeLibrary, rows: int, out: int, columns: int, with_bias: bool) -> None:
-    x, weight = torch.randn(rows, columns), torch.randn(out, columns)
-    bias = torch.randn(out) if with_bias else None
-    result = linear(x, native.pack_float32(weight, library), bias)
-    expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
-    scale = (x.norm(dim=1)[:, None] * weight.norm(dim=1)[None]).double() + 1e-6
-    assert ((result.double() - expected).abs() / scale).max() < 2e-6
-
-
-def test_float32_linear_sums_in_input_order(generic: NativeLibrary) -> None:
-    """The portable build has no fused multiply-add, so the chain can be written down exactly."""
-    x, weight = torch.randn(3, 1100), torch.randn(20, 1100)
-    chain = torch.zeros(3, 20)
-    for k in range(1100):
-        chain = chain + x[:, k, None] * weight[None, :, k]
-    assert torch.equal(linear(x, native.pack_float32(weight, generic)), chain)
-
-
-@pytest.mark.parametrize("kind", ["int8", "float32"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("out", "columns"), [(100, 200), (576, 576), (40, 1536)])
 def test_rows_do_not_depend_on_the_batch(library: NativeLibrary, kind: str, out: int, columns: int) -> None:
-    x, weight, bias = torch.randn(70, columns), torch.randn(out, columns), torch.randn(out)
-    if kind == "int8":
-        packed = native.pack_int8(weight, library)
-        single = torch.cat([linear(row[None], packed, bias) for row in x])
-        for m in range(1, 71):
-            assert torch.equal(linear(x[:m], packed, bias), single[:m]), m
-    else:
-        packed_float = native.pack_float32(weight, library)
-        single = torch.cat([linear(row[None], packed_float, bias) for row in x])
-        for m in range(1, 71):
-            assert torch.equal(linear(x[:m], packed_float, bias), single[:m]), m
+    x, bias, weight = torch.randn(70, columns), torch.randn(out), Weight.random(kind, out, columns, library)
+    single = torch.cat([weight.linear(row[None], bias) for row in x])
+    for m in [*range(1, 34), 64, 70]:
+        assert torch.equal(weight.linear(x[:m], bias), single[:m]), m
 
 
-def test_large_batches_and_thread_counts_give_the_same_bits(library: NativeLibrary) -> None:
-    x, weight = torch.randn(300, 320), torch.randn(200, 320)
+@pytest.mark.parametrize("kind", FEW_KINDS)
+def test_large_batches_and_thread_counts_give_the_same_bits(library: NativeLibrary, kind: str) -> None:
+    x = torch.randn(300, 320)
+    numbers = int4_parts(kind, 200, 320) if kind in INT4_FORMS else torch.randn(200, 320)
     results = []
     for threads in (1, 2, 3):
         library.set_num_threads(threads)
-        packed, packed_float = native.pack_int8(weight, library), native.pack_float32(weight, library)
-        results.append((linear(x, packed), linear(x, packed_float), packed.data))
-        assert torch.equal(results[-1][0][:9], linear(x[:9].contiguous(), packed))
-        assert torch.equal(results[-1][1][:9], linear(x[:9].contiguous(), packed_float))
+        weight = Weight(kind, numbers, library)
+        results.append((weight.linear(x), weight.packed.data))
+        assert torch.equal(results[-1][0][:9], weight.linear(x[:9].contiguous()))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-def test_portable_build_agrees(fast: NativeLibrary, generic: NativeLibrary) -> None:
-    x, weight = torch.randn(9, 576), torch.randn(96, 576)
-    int8 = [linear(x, native.pack_int8(weight, library)) for library in (fast, generic)]
-    exact = [linear(x, native.pack_float32(weight, library)) for library in (fast, generic)]
-    torch.testing.assert_close(*int8, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(*exact, rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("kind", ["int8", "int4", "uint4"])
+@pytest.mark.parametrize("rows", [1, 3, 9])
+def test_extremes_do_not_saturate(library: NativeLibrary, rows: int, kind: str) -> None:
+    """All products at their largest, with both signs: careless 16-bit partial sums would overflow."""
+    is_high = torch.ones(48, 256, dtype=torch.bool)
+    is_high[::2] = False
+    is_high[1, ::2] = False
+    if kind == "int8":
+        weight = Weight(kind, torch.where(is_high, 1.0, -1.0), library)
+    else:
+        low, high = (-8, 7) if kind == "int4" else (0, 15)
+        weight = Weight(kind, (torch.where(is_high, high, low).to(torch.int8), torch.ones(48, 8), None), library)
+    for x in (torch.ones(rows, 256), -torch.ones(rows, 256)):
+        torch.testing.assert_close(weight.linear(x), x @ weight.values.float().T, rtol=1e-5, atol=1e-3)
 
 
-def test_layers_pack_their_weights(fast: NativeLibrary) -> None:
-    x, weight, bias = torch.randn(6, 130), torch.randn(50, 130), torch.randn(50)
-    for layer, direct in (
-        (Int8Linear(weight, bias), linear(x, native.pack_int8(weight), bias)),
-        (Float32Linear(weight, bias), linear(x, native.pack_float32(weight), bias)),
-    ):
-        assert (layer.in_features, layer.out_features) == (130, 50)
-        assert torch.equal(layer(x), direct)
-    assert Int8Linear(weight).num_bytes == 4 * 3 * 1088
-    assert Float32Linear(weight, bias).num_bytes == 64 * 130 * 4 + 200
-    assert Int8Linear(weight.double()).out_features == 50
-    assert Int8Linear(weight)(x[:0]).shape == (0, 50)
-
-
-def test_wrong_inputs_are_refused(fast: NativeLibrary) -> None:
-    layer, packed = Int8Linear(torch.randn(8, 64)), native.pack_int8(torch.randn(8, 64))
-    for bad in (torch.randn(2, 63), torch.randn(2, 64).half(), torch.randn(64, 2).T):
-        with pytest.raises(ValueError):
-            layer(bad)
-    with pytest.raises(ValueError, match="bias"):
-        linear(torch.randn(2, 64), packed, torch.randn(7))
+def test_zero_rows_columns_and_groups(library: NativeLibrary) -> None:
+    x, numbers = torch.randn(9, 192), torch.randn(40, 192)
+    x[2] = 0
+    x[3, 64:128] = 0
+    numbers[7] = 0
+    numbers[8, :64] = 1e-38
+    codes, scales, offsets = int4_parts("uint4 with offsets", 40, 192)
+    assert offsets is not None
+    scales[7], offsets[7] = 0, 0
+    scales[8, :2] = 2.0**-24  # the smallest float16
+    for weight in (Weight("int8", numbers, library), Weight("uint4 with offsets", (codes, scales, offsets), library)):
+        result = weight.linear(x)
+        assert torch.all(result[2] == 0) and torch.all(result[:, 7] == 0)
+        torch.testing.assert_close(result.double(), weight.expected(x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("pack", [native.pack_int8, native.pack_float32])
-def test_what_is_no_number_shows_in_its_row_and_nowhere_else(library: NativeLibrary, pack, value: float) -> None:
+@pytest.mark.parametrize("kind", FEW_KINDS)
+def test_what_is_no_number_shows_in_its_row_and_nowhere_else(library: NativeLibrary, kind: str, value: float) -> None:
     for rows, out, columns in ((1, 16, 64), (7, 100, 200), (13, 33, 640)):
-        x, weight = torch.randn(rows, columns), torch.randn(out, columns)
-        clean = linear(x, pack(weight, library))
+        x, weight = torch.randn(rows, columns), Weight.random(kind, out, columns, library)
+        clean = weight.linear(x)
         for column in (0, columns // 2, columns - 1):
             row = column % rows
             broken = x.clone()
             broken[row, column] = value
-            result = linear(broken, pack(weight, library))
+            result = weight.linear(broken)
             assert not torch.isfinite(result[row]).any()
             others = [other for other in range(rows) if other != row]
             assert torch.equal(result[others], clean[others])
@@ -189,7 +186,55 @@ def test_what_is_no_number_shows_in_its_row_and_nowhere_else(library: NativeLibr
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_weight_that_is_no_number_shows_in_its_output(library: NativeLibrary, value: float) -> None:
-    x, weight = torch.randn(5, 130), torch.randn(40, 130)
-    weight[17, 129] = value
-    is_finite = torch.isfinite(linear(x, native.pack_int8(weight, library)))
+    x, numbers = torch.randn(5, 130), torch.randn(40, 130)
+    numbers[17, 129] = value
+    is_finite = torch.isfinite(Weight("int8", numbers, library).linear(x))
     assert not is_finite[:, 17].any() and is_finite[:, :17].all() and is_finite[:, 18:].all()
+
+
+def test_int8_is_close_to_float(fast: NativeLibrary) -> None:
+    x, numbers = torch.randn(32, 576), torch.randn(960, 576)
+    exact = x.double() @ numbers.double().T
+    error = (Weight("int8", numbers, fast).linear(x).double() - exact).norm() / exact.norm()
+    assert error < 0.012
+
+
+def test_float32_sums_in_input_order(generic: NativeLibrary) -> None:
+    """The portable build has no fused multiply-add, so the chain can be written down exactly."""
+    x, numbers = torch.randn(3, 1100), torch.randn(20, 1100)
+    chain = torch.zeros(3, 20)
+    for k in range(1100):
+        chain = chain + x[:, k, None] * numbers[None, :, k]
+    assert torch.equal(Weight("float32", numbers, generic).linear(x), chain)
+
+
+def test_layers_pack_their_weights(fast: NativeLibrary) -> None:
+    x, numbers, bias = torch.randn(6, 130), torch.randn(50, 130), torch.randn(50)
+    for layer, kind in ((Int8Linear(numbers, bias), "int8"), (Float32Linear(numbers, bias), "float32")):
+        assert (layer.in_features, layer.out_features) == (130, 50)
+        assert torch.equal(layer(x), Weight(kind, numbers, fast).linear(x, bias))
+    assert Int8Linear(numbers).num_bytes == 4 * 3 * 1088
+    assert Float32Linear(numbers, bias).num_bytes == 64 * 130 * 4 + 200
+    assert Int8Linear(numbers.double()).out_features == 50
+    assert Int8Linear(numbers)(x[:0]).shape == (0, 50)
+
+
+def test_scales_of_int4_take_two_bytes_where_that_is_exact(fast: NativeLibrary) -> None:
+    codes, scales, offsets = int4_parts("uint4 with offsets", 32, 128)
+    records = 2 * 2
+    assert len(native.pack_int4(codes, scales, offsets, is_signed=False).data) == 64 + records * (512 + 128)
+    assert len(native.pack_int4(codes - 8, scales, is_signed=True).data) == 64 + records * (512 + 64)
+    assert len(native.pack_int4(codes, scales * 1.001, offsets, is_signed=False).data) == 64 + records * (512 + 256)
+
+
+def test_wrong_inputs_are_refused(fast: NativeLibrary) -> None:
+    layer = Int8Linear(torch.randn(8, 64))
+    for bad in (torch.randn(2, 63), torch.randn(2, 64).half(), torch.randn(64, 2).T):
+        with pytest.raises(ValueError):
+            layer(bad)
+    with pytest.raises(ValueError, match="bias"):
+        Weight.random("int8", 8, 64, fast).linear(torch.randn(2, 64), torch.randn(7))
+    codes, scales, _ = int4_parts("int4", 8, 64)
+    for parts in ((codes.float(), scales), (codes, scales.half()), (codes, scales[:, :1]), (codes[:4], scales)):
+        with pytest.raises(ValueError):
+            native.pack_int4(*parts, is_signed=True)

@@ -36,24 +36,16 @@ def test_values_do_not_change_between_versions() -> None:
     assert features.keys.heads == (22113, 22113, 22113, 22113)
     assert features.keys.tails == (45375, 45375, 45375)
     assert features.keys.user == 58158
-    assert np.flatnonzero(np.frombuffer(features.grams, np.uint8)).tolist() == [
-        60,
-        75,
-        194,
-        572,
-        587,
-        706,
-        1121,
-        1124,
-        1278,
-    ]
+    set_columns = np.flatnonzero(np.frombuffer(features.grams, np.uint8)).tolist()
+    assert set_columns == [60, 75, 194, 572, 587, 706, 1121, 1124, 1278]
     assert features.distinct_share == 0.75
     assert features.turns == (1.0, 1.6094, 1.6094, 0.0, 0.0, 0.0, 0.0, 0.0)
     assert FEATURES_VERSION == 2 and NUM_FEATURES == 1593
 
 
 def test_matrix() -> None:
-    prompts = [PromptView([1, 2, 3]), PromptView([4], max_tokens=9, text="Why?")]
+    prompts = [PromptView((1, 2, 3)), PromptView([4], max_tokens=9, text="Why?")]
+    assert prompt_features(prompts[0]) == prompt_features(PromptView([1, 2, 3]))
     matrix = feature_matrix([prompt_features(prompt) for prompt in prompts])
     assert matrix.shape == (2, NUM_FEATURES) and NUM_FEATURES == GRAMS_START + GRAM_COLUMNS
     assert np.isnan(matrix[0, 1]) and np.isnan(matrix[0, CUES_START:GRAMS_START]).all()
@@ -70,11 +62,6 @@ def test_of_long_prompts_the_ends_are_read() -> None:
     assert one.keys.heads == other.keys.heads
 
 
-def test_token_ids_may_be_any_sequence() -> None:
-    assert prompt_features(PromptView((1, 2, 3))) == prompt_features(PromptView([1, 2, 3]))
-    assert prompt_features(PromptView([]))
-
-
 @pytest.mark.parametrize(
     ("text", "name"),
     [
@@ -82,6 +69,8 @@ def test_token_ids_may_be_any_sequence() -> None:
         ("Translate into German: good morning", "says_translate"),
         ("How many apples are left?", "says_count"),
         ("How many apples are left?", "ends_with_question"),
+        ("Translate this. " + "blah " * 300 + "Be brief.", "says_translate"),
+        ("Translate this. " + "blah " * 300 + "Be brief.", "says_brief"),
         ("<|im_start|>user\nIs it far?<|im_end|>\n<|im_start|>assistant\n", "ends_with_question"),
     ],
 )
@@ -125,11 +114,6 @@ def test_an_amount_asked_for_is_read(text: str, tokens: float) -> None:
 def test_the_last_message_is_found_in_the_text(text: str) -> None:
     assert last_message(text) == "Is it far?"
     assert cues(text)["says_poem"] == 0
-
-
-def test_of_long_messages_both_ends_are_read() -> None:
-    found = cues("Translate this. " + "blah " * 300 + "Be brief.")
-    assert found["says_translate"] == found["says_brief"] == 1
 
 
 OPEN, END, LINE = 1, 2, 198
@@ -176,8 +160,6 @@ def test_numbers_about_them() -> None:
 @pytest.mark.parametrize("ids", [[], [5], [5, 5], [5, 6, 7, 8], list(range(50)), [3] * 40])
 def test_what_is_no_conversation_is_no_trouble(ids: list[int]) -> None:
     assert all(map(math.isfinite, numbers(ids).values()))
-
-
-def test_without_an_opened_answer_all_is_one_message() -> None:
-    turns = find_turns(np.arange(100, dtype=np.uint64))
-    assert (turns.last_start, turns.last_end, turns.questions, turns.answers) == (0, 100, (100,), ())
+    if len(set(ids)) == len(ids) > 0:
+        turns = find_turns(np.array(ids, np.uint64))
+        assert (turns.last_start, turns.last_end, turns.questions, turns.answers) == (0, len(ids), (len(ids),), ())

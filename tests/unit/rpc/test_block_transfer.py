@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -26,8 +23,7 @@ from headway.rpc import block_client, block_messages, block_server
 from headway.rpc.block_client import PeerBlocks
 from headway.rpc.block_messages import Carrier, Offer, Piece, TransferError
 from headway.rpc.block_server import MAX_CONNECTIONS, BlockAt, BlockServer, Places
-from headway.rpc.channel import NONCE_BYTES, pack
-from headway.rpc.messages import Start
+from headway.rpc.channel import NONCE_BYTES
 
 BLOCK_BYTES = 1000
 FINGERPRINT = "a model, a format"
@@ -448,38 +444,6 @@ def test_a_transfer_that_is_cut_anywhere_leaves_no_wrong_byte(folder: Path) -> N
     finally:
         for engine in engines.values():
             engine.close()
-
-
-def serve_for_ever(options: dict[str, str]) -> None:
-    """In place of an engine in its process."""
-    engine = Engine(Memory(range(200)), "shm", Path(options["folder"]))
-    print(engine.server.address, flush=True)
-    threading.Event().wait()
-
-
-def test_a_server_process_that_hangs_and_one_that_dies(folder: Path) -> None:
-    ours, theirs = socket.socketpair()
-    ours.sendall(pack(Start({"folder": str(folder)})))
-    command = [sys.executable, "-m", "headway.rpc.engine_process", "--fd", str(theirs.fileno())]
-    command += ["--factory", "tests.unit.rpc.test_block_transfer:serve_for_ever"]
-    with (
-        ours,
-        theirs,
-        subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, text=True) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            address = process.stdout.readline().strip()
-            with contextlib.closing(PeerBlocks(fingerprint=FINGERPRINT, silent_s=1.0)) as store:
-                for how in (signal.SIGSTOP, signal.SIGKILL):
-                    process.send_signal(signal.SIGCONT)
-                    slots = Slots(range(200)).fetch(store, address)
-                    slots.wait(20)
-                    process.send_signal(how)
-                    assert 20 <= slots.check() <= 200
-                    assert Slots(range(3)).fetch(store, address).check() == 0
-        finally:
-            process.kill()
 
 
 @pytest.mark.parametrize(

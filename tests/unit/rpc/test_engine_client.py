@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,18 +102,6 @@ async def test_closing_a_stream_aborts_its_request_and_frees_its_blocks(client: 
     assert client.num_open_streams == 0
 
 
-async def test_a_cancelled_reader_aborts_its_request(client: EngineClient) -> None:
-    async def reading() -> None:
-        async with client.submit(add("cancelled", max_tokens=4000)) as stream:
-            await read(stream)
-
-    task = asyncio.create_task(reading())
-    await until(lambda: state(client.stats)[0] == 1)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    await until(lambda: state(client.stats) == (0, 0, 0))
-
-
 async def test_steps_are_shown_only_while_somebody_watches(client: EngineClient) -> None:
     seen: list[EngineStats] = []
     client.add_step_listener(lambda stats: seen.append(stats))
@@ -137,33 +123,6 @@ async def next_step(viewer: SnapshotStream) -> StepSnapshot:
 
 async def ended(viewer: SnapshotStream) -> bool:
     return [snapshot async for snapshot in viewer] == []
-
-
-async def test_an_idle_engine_sleeps(client: EngineClient) -> None:
-    await read(client.submit(add("before-sleep")))
-    pid = client.engine_pid
-    assert pid is not None
-    before_s = cpu_time_s(pid)
-    own_s = time.process_time()
-    await asyncio.sleep(1.0)
-    assert cpu_time_s(pid) - before_s < 0.3
-    assert time.process_time() - own_s < 0.3
-
-
-def cpu_time_s(pid: int) -> float:
-    if not sys.platform.startswith("linux"):
-        pytest.skip("reads /proc")
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-async def test_the_watchdog_sees_a_stall_and_its_end(client: EngineClient) -> None:
-    await read(client.submit(add("first-step")))
-    stream = client.submit(add("slow-1"))
-    await until(lambda: not client.health.ok)
-    assert "no progress" in client.health.reason
-    assert (await read(stream))[-1].finish_reason == "length"
-    assert client.health.ok
 
 
 async def recovered(client: EngineClient, request_id: str) -> None:
@@ -202,22 +161,6 @@ def quick(runner: asyncio.Runner) -> Iterator[EngineClient]:
         yield client
 
 
-async def test_a_stopped_engine_is_noticed_and_replaced(quick: EngineClient) -> None:
-    restarts_before = quick.num_restarts
-    await recovered(quick, f"first-{restarts_before}")
-    stream = quick.submit(add("long-one", max_tokens=4000))
-    await anext(stream)
-    pid = kill(quick.replicas[0], signal.SIGSTOP)
-    await until(lambda: not quick.health.ok)
-    assert "no sign of life" in quick.health.reason or "restarted" in quick.health.reason
-    last = (await read(stream))[-1]
-    assert (last.finish_reason, last.error_status, last.is_last) == ("error", 503, True)
-    await recovered(quick, "after-stop")
-    assert quick.engine_pid != pid and quick.num_restarts == restarts_before + 1
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
 async def test_a_loop_that_is_stuck_in_a_step_is_noticed_and_replaced(quick: EngineClient) -> None:
     restarts_before = quick.num_restarts
     await recovered(quick, f"first-{restarts_before}")
@@ -237,8 +180,8 @@ async def test_a_pause_of_this_process_is_not_taken_for_one_of_the_engine(quick:
     assert quick.health.ok and quick.num_restarts == restarts_before
 
 
-@pytest.mark.parametrize("fate", ["stopped", "stuck"])
-async def test_shutdown_does_not_wait_for_an_engine_that_hangs(fate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fate", ["stopped", "stuck", "asked twice"])
+async def test_shutdown_does_not_wait_for_ever(fate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervision, "SILENT_S", 0.5)
     monkeypatch.setattr(supervision, "EXIT_GRACE_S", 0.3)
     async with started(step_s=0.002) as client:
@@ -249,21 +192,14 @@ async def test_shutdown_does_not_wait_for_an_engine_that_hangs(fate: str, monkey
         if fate == "stopped":
             await anext(stream)
             os.kill(pid, signal.SIGSTOP)
+        if fate == "asked twice":
+            draining = asyncio.create_task(client.shutdown(drain_s=1000.0))
+            await asyncio.sleep(0)
+            draining.cancel()
         await client.shutdown(drain_s=1000.0 if fate == "stopped" else 0.1)
         assert (await read(stream))[-1].error_status == 503
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-
-
-async def test_a_second_shutdown_does_not_wait() -> None:
-    async with started(step_s=0.002) as client:
-        stream = client.submit(add("long", max_tokens=4000))
-        await anext(stream)
-        draining = asyncio.create_task(client.shutdown(drain_s=1000.0))
-        await asyncio.sleep(0)
-        draining.cancel()
-        await client.shutdown()
-        assert (await read(stream))[-1].error_status == 503
 
 
 async def test_nonsense_in_either_direction_restarts_the_engine(client: EngineClient) -> None:

@@ -43,17 +43,6 @@ class Counted:
         return self.counter.num_tokens - before
 
 
-def test_what_is_found_again_does_not_count() -> None:
-    counted = Counted()
-    assert counted.step(share("a", computed=0, tokens=10), new=(enters("a", prompt=10),)) == 0
-    assert counted.step(share("a", computed=10, tokens=1)) == 0
-    assert counted.step(share("b", computed=0, tokens=4), new=(enters("b", prompt=4),), preempted=("a",)) == 0
-    assert counted.counter.has_left("a") and not counted.counter.has_left("b")
-    back = enters("a", prompt=10, output=2, found=8)
-    assert counted.step(share("a", computed=8, tokens=4), new=(back,)) == 3, "8, 9, 10; the last one is new"
-    assert counted.step(share("a", computed=12, tokens=1)) == 0
-
-
 def test_chunk_by_chunk_and_only_what_was_reached() -> None:
     counted = Counted()
     counted.step(share("a", computed=0, tokens=6, samples=False), new=(enters("a", prompt=20),))
@@ -62,16 +51,6 @@ def test_chunk_by_chunk_and_only_what_was_reached() -> None:
     back = enters("a", prompt=20, found=4)
     assert counted.step(share("a", computed=4, tokens=5, samples=False), new=(back,)) == 5
     assert counted.step(share("a", computed=9, tokens=11)) == 3, "12 had been computed"
-
-
-def test_twice_preempted_counts_twice() -> None:
-    counted = Counted()
-    counted.step(share("a", computed=0, tokens=10), new=(enters("a", prompt=10),))
-    counted.step(share("b", computed=0, tokens=1), new=(enters("b", prompt=1),), preempted=("a",))
-    back = enters("a", prompt=10, output=1)
-    assert counted.step(share("a", computed=0, tokens=4, samples=False), new=(back,)) == 4
-    assert counted.step(share("b", computed=1, tokens=1), preempted=("a",)) == 0
-    assert counted.step(share("a", computed=0, tokens=11), new=(back,)) == 10
 
 
 def test_back_at_once_and_single_tokens() -> None:

@@ -74,12 +74,6 @@ def test_from_the_engine_and_back(message: Any) -> None:
     assert m.decode_from_engine(m.encode(message)) == message
 
 
-def test_defaults_are_not_shared() -> None:
-    one, other = m.Delta("a"), m.Delta("b")
-    one.token_ids.append(1)
-    assert other.token_ids == []
-
-
 @pytest.mark.parametrize("nonsense", [b"", b"\xc1", b"\x91\xa5Other", b"\x92\xa5Watch\x07", m.encode(m.Heartbeat())])
 def test_what_is_no_message_is_recognised(nonsense: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -15,11 +14,11 @@ from headway.sampling_params import SamplingParams
 READY = EngineReady("m", 100, 50, 10, 4, 8, 64, "cpu", "float32")
 
 
-def pretended(monkeypatch: pytest.MonkeyPatch, num_replicas: int) -> tuple[EngineClient, list[list[Any]]]:
+def pretended(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[EngineClient, list[list[Any]]]:
     """A client, and what each of its replicas has been sent."""
     monkeypatch.setattr(Replica, "is_ready", True)
-    client = EngineClient(num_replicas=num_replicas, router="round-robin")
-    sent: list[list[Any]] = [[] for _ in range(num_replicas)]
+    client = EngineClient(router="round-robin", **options)
+    sent: list[list[Any]] = [[] for _ in client.replicas]
     for replica, own in zip(client.replicas, sent, strict=True):
         replica.info, replica.send = READY, own.append  # type: ignore[method-assign]
         client.note_ready(replica)
@@ -35,34 +34,28 @@ def request() -> AddRequest:
     return AddRequest("r", [1, 2, 3], SamplingParams(max_tokens=40))
 
 
-def test_what_comes_late_from_a_replica_that_is_gone_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        client, sent = pretended(monkeypatch, 2)
-        stream = client.submit(request())
-        tell(client, 0, 7)
+async def test_what_comes_late_from_a_replica_that_is_gone_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, sent = pretended(monkeypatch, num_replicas=2)
+    stream = client.submit(request())
+    tell(client, 0, 7)
+    client.note_loss(client.replicas[0])
+    assert sent[1][-1].told[0].token_ids == [7]
+    tell(client, 0, 8)
+    tell(client, 1, 8)
+    tell(client, 1, 9, is_last=True)
+    assert [token for deltas in [await anext(stream)] for delta in deltas for token in delta.token_ids] == [7, 8, 9]
+    assert client.num_open_streams == 0 and client.num_resumed == 1
+
+
+async def test_deaths_before_a_request_got_its_last_token_are_not_its_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, _ = pretended(monkeypatch, num_replicas=1)
+    client.submit(request())
+    for token_id in range(3 * MAX_TRIALS):
+        tell(client, 0, token_id)
         client.note_loss(client.replicas[0])
-        assert sent[1][-1].told[0].token_ids == [7]
-        tell(client, 0, 8)
-        tell(client, 1, 8)
-        tell(client, 1, 9, is_last=True)
-        assert [token for deltas in [await anext(stream)] for delta in deltas for token in delta.token_ids] == [7, 8, 9]
-        assert client.num_open_streams == 0 and client.num_resumed == 1
-
-    asyncio.run(scenario())
-
-
-def test_deaths_before_a_request_got_its_last_token_are_not_its_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        client, _ = pretended(monkeypatch, 1)
-        client.submit(request())
-        for token_id in range(3 * MAX_TRIALS):
-            tell(client, 0, token_id)
-            client.note_loss(client.replicas[0])
-            client.note_ready(client.replicas[0])
-        assert client.num_open_streams == 1 and client.num_resumed == 3 * MAX_TRIALS
-        for _ in range(2 * MAX_TRIALS):  # without a token in between it is
-            client.note_loss(client.replicas[0])
-            client.note_ready(client.replicas[0])
-        assert client.num_open_streams == 0
-
-    asyncio.run(scenario())
+        client.note_ready(client.replicas[0])
+    assert client.num_open_streams == 1 and client.num_resumed == 3 * MAX_TRIALS
+    for _ in range(2 * MAX_TRIALS):  # without a token in between it is
+        client.note_loss(client.replicas[0])
+        client.note_ready(client.replicas[0])
+    assert client.num_open_streams == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from headway.errors import InvalidRequestError
-from headway.outputs import RequestOutput, Told
+from headway.outputs import RequestOutput, Streaming, Told
 from headway.rpc import engine_client
 from headway.rpc.engine_client import TOO_MANY_DEATHS, EngineClient
 from headway.rpc.messages import Delta
@@ -27,13 +26,15 @@ QUICK = Patience(slow_step_s=0.4, step_timeout_s=4.0, hang_timeout_s=1.5)
 # ---- one engine after another, in this process ----------------------------------------------------------------------
 
 
-def steps_of(params: SamplingParams, told: Sequence[Told] | None = None, **options: Any) -> list[RequestOutput]:
-    """The deltas of a request, from its beginning or from what was told."""
+def steps_of(
+    params: SamplingParams, told: Sequence[Told] | None = None, stream: Streaming = "delta", **options: Any
+) -> list[RequestOutput]:
+    """The outputs of a request, from its beginning or from what was told."""
     engine = create_engine(dict(options))
     prepared = engine.prepare("one", PROMPT, params)
     outputs = []
     if told is None:
-        engine.submit(prepared, stream="delta")
+        engine.submit(prepared, stream=stream)
     elif (ended := engine.resume(prepared, told)) is not None:
         outputs.append(ended)
     while engine.has_unfinished_requests():
@@ -58,6 +59,7 @@ PARAMS = {
     "length": SamplingParams(max_tokens=12),
     "stop string": SamplingParams(max_tokens=30, stop=["klm", "zz"]),
     "stop string in the answer": SamplingParams(max_tokens=30, stop=["klm"], include_stop_str_in_output=True),
+    "text held back at the end": SamplingParams(max_tokens=6, stop=["h never comes"]),
     "stop token": SamplingParams(max_tokens=30, stop_token_ids=[74]),
     "min_tokens": SamplingParams(max_tokens=12, min_tokens=9, stop=["fg", "mn"]),
     "several": SamplingParams(max_tokens=9, n=3),
@@ -71,6 +73,8 @@ def test_cut_anywhere_it_goes_on_as_if_nothing_had_happened(name: str, mode: str
     params = PARAMS[name]
     whole = steps_of(params, batching=mode)
     complete = gathered(whole, params.n)
+    assert [output.finished for output in whole] == [False] * (len(whole) - 1) + [True]
+    assert complete == gathered(steps_of(params, stream=False, batching=mode), params.n), "and it is the same at once"
     for cut in range(len(whole)):
         before = gathered(whole[:cut], params.n)
         told = [Told(tokens, reason is not None) for _, tokens, reason, _ in before]
@@ -202,42 +206,3 @@ async def test_requests_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) ->
         kill(client.replicas[0])
         last = (await read(stream))[-1]
         assert (last.finish_reason, last.error, last.error_status) == ("error", "the engine stopped; please retry", 503)
-
-
-async def test_many_deaths(two: EngineClient) -> None:
-    """One of two is killed or stopped at random, again and again; clients come and go."""
-    rng = random.Random(0)
-
-    async def chaos(client: EngineClient) -> None:
-        def may_go_on() -> bool:  # a request that sees none but dying engines is rightly given up
-            live = client._open.values()
-            return all(each.is_ready for each in client.replicas) and not any(own.num_deaths for own in live)
-
-        for kind in (signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL, signal.SIGKILL):
-            await asyncio.sleep(0.2)
-            await until(may_go_on)
-            num_restarts = client.num_restarts
-            kill(rng.choice(client.replicas), kind)
-            await until(lambda before=num_restarts: client.num_restarts > before)
-
-    async def client_of(client: EngineClient, number: int, killing: asyncio.Task[None]) -> int:
-        turn = num_whole = 0
-        while not killing.done():
-            turn += 1
-            num_tokens = 50 + 37 * ((number + turn) % 5)
-            stream = client.submit(add(f"many-{number}-{turn}", max_tokens=num_tokens))
-            if (number + turn) % 7 == 3:
-                await anext(stream)
-                stream.close()
-                continue
-            check_whole(await read(stream), num_tokens)
-            num_whole += 1
-        return num_whole
-
-    await all_ready(two)
-    killing = asyncio.create_task(chaos(two))
-    counts = await asyncio.gather(*(client_of(two, number, killing) for number in range(12)))
-    await killing
-    assert sum(counts) > len(counts) and two.num_open_streams == 0
-    await until(lambda: all(replica.problem is None for replica in two.replicas))
-    check_whole(await read(two.submit(add("end", max_tokens=3))), 3)

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from headway.engine.llm_engine import LLMEngine
-from headway.rpc.messages import AbortRequests, AddRequest, Delta, Shutdown, StepSnapshot, Watch
+from headway.rpc.messages import AbortRequests, AddRequest, Delta, StepSnapshot, Watch
 from headway.sampling_params import SamplingParams
-from headway.server.live.batch_frames import FrameBuilder, TokenTimes
-from headway.server.metrics.server_metrics import RecentTimes
 from tests.unit.engine.scripted_logprobs import VOCAB_SIZE, make_engine, run_to_end
 from tests.unit.rpc.scripted_channel import ScriptedChannel, run
 
@@ -106,13 +104,6 @@ def test_an_abort_frees_every_block(params: dict[str, Any], num_steps: int) -> N
     assert all(delta.progress is not None for delta in channel.deltas("a"))
 
 
-@kinds
-def test_shutdown_ends_what_is_not_done_in_time(params: dict[str, Any]) -> None:
-    channel, engine = looped([ask("a", params)], [], [Shutdown(0.0)], [])
-    assert (channel.deltas("a")[-1].error_status, channel.deltas("a")[-1].is_last) == (503, True)
-    assert not engine.core.scheduler.requests
-
-
 # ---- what is counted ------------------------------------------------------------------------------------------------
 
 
@@ -137,12 +128,6 @@ def test_the_counters_of_lookups_never_fall(overlap: bool) -> None:
     last = channel.batches[-1].stats
     assert 0 <= last.num_hit_tokens <= last.num_queried_tokens
     assert last.prompt_tokens == 2 * len(PROMPT) + 5
-
-
-def test_beams_between_two_steps_run() -> None:
-    channel, _ = looped([ask("a", BEAMS)], *[[]] * 20)
-    seen = [(batch.stats.num_running, batch.stats.num_waiting) for batch in channel.batches]
-    assert seen == [(WIDTH, 0)] * (NUM_TOKENS - 1) + [(0, 0)]
 
 
 def test_beams_without_a_seat_wait() -> None:
@@ -170,22 +155,6 @@ def test_a_viewer_sees_beams_that_go_on() -> None:
         assert snapshot.waiting == [] and snapshot.num_running == WIDTH
     assert [snapshot.finished for snapshot in others[:-1]] == [[]] * (NUM_TOKENS - 2)
     assert others[-1].finished == [f"a#{place}" for place in range(WIDTH)]
-
-
-@overlaps
-def test_the_page_has_a_row_per_beam_and_a_gap_per_token(overlap: bool) -> None:
-    channel, _ = looped([Watch(True), ask("a", BEAMS)], *[[]] * 30, overlap=overlap)
-    builder, gaps = FrameBuilder(), RecentTimes()
-    times = TokenTimes(gaps=gaps, first_tokens=None)
-    for snapshot in snapshots(channel):
-        builder.add(snapshot)
-        times.add(snapshot)
-    frame = builder.take(0.0)
-    assert [(row.number, row.cells) for row in frame.rows] == [(0, "c" + "d" * 5)] + [
-        (place, "." + "d" * 5) for place in range(1, WIDTH)
-    ]
-    assert not any(row.is_running for row in frame.rows)
-    assert len(gaps.of_last(60)) == (NUM_TOKENS - 1) + (WIDTH - 1) * (NUM_TOKENS - 2)
 
 
 def test_blocks_belong_to_beams_by_the_same_names() -> None:

@@ -270,19 +270,15 @@ def test_an_engine_with_other_options_is_refused(shared: Shared, caplog: pytest.
     assert "wants another engine: model differ" in caplog.text
 
 
-def test_one_of_two_leaves_with_its_requests_done(shared: Shared) -> None:
-    first, _second = shared.join(), shared.join()
+def test_one_of_two_leaves_with_its_requests_done_and_the_last_one_ends_the_engine(shared: Shared) -> None:
+    first, second = shared.join(), shared.join()
     first.send(AddRequest("a", [1], SamplingParams()))
     first.send(Shutdown(5.0))
     (request,) = shared.receive()
     assert isinstance(request, AddRequest)  # the engine itself goes on
     shared.channel.send(StepBatch([Delta("0/a", is_last=True)], EngineStats()))
     assert shared.receive() == [AbortRequests([])]
-
-
-def test_the_last_one_ends_the_engine(shared: Shared) -> None:
-    peer = shared.join()
-    peer.send(Shutdown(5.0))
+    second.send(Shutdown(5.0))
     assert shared.receive() == [Shutdown(5.0)]
 
 
@@ -330,9 +326,13 @@ def test_who_does_not_read_is_dropped_alone(shared: Shared, monkeypatch: pytest.
         pass
 
 
-def test_a_parent_that_is_gone_ends_everything(shared: Shared) -> None:
+@pytest.mark.parametrize(("said", "error"), [(b"", ChannelClosedError), (b"\xff" * 8, BrokenFrameError)])
+def test_a_parent_that_is_gone_or_speaks_nonsense_ends_everything(
+    shared: Shared, said: bytes, error: type[Exception]
+) -> None:
+    shared.parent.sendall(said)
     shared.parent.close()
-    with pytest.raises(ChannelClosedError):
+    with pytest.raises(error):
         shared.receive()
 
 
@@ -358,14 +358,6 @@ def test_many_who_say_nothing_do_not_keep_others_out(shared: Shared, caplog: pyt
     assert "is refused" not in caplog.text
     for connection in silent:
         connection.close()
-
-
-def test_a_parent_that_sends_nonsense() -> None:
-    shared = Shared()
-    shared.parent.sendall(b"\xff" * 8)
-    with pytest.raises(BrokenFrameError):
-        shared.receive()
-    shared.channel.close()
 
 
 # ---- front ends and a real engine process ---------------------------------------------------------------------------

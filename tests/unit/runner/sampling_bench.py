@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from tests.triton_device import DEVICE  # isort: split
 
 from headway import native
 from headway.core.scheduler_output import NewRequest
+from headway.native.build import build
+from headway.native.lib import NativeLibrary
 from headway.runner.cpu_sampling import CpuSampling
 from headway.runner.logit_edits import LineMasks
 from headway.runner.sampler import Sampler, SamplerOutput, SamplingRows, Seat
@@ -22,6 +25,15 @@ EOS = [3]
 MAX_MODEL_LEN = 64
 ON_CPU = ["native", "numpy"]
 ALL_KERNELS = ["triton", *ON_CPU]
+EVERY_BUILD = [*ALL_KERNELS, "generic"]
+"""Also the native kernels without any instruction set extension."""
+
+
+@functools.cache
+def _library(name: str) -> NativeLibrary | None:
+    if name == "numpy":
+        return None
+    return native.load() if name == "native" else NativeLibrary(build(name).path)
 
 
 class Bench:
@@ -47,7 +59,7 @@ class Bench:
                 sample_rows=row_ids,
                 sample_positions=positions,
             )
-        return CpuSampling(self.rows, self.token_rows.numpy(), native.load() if name == "native" else None)
+        return CpuSampling(self.rows, self.token_rows.numpy(), _library(name))
 
     def seats(self, requests: dict[int, Request]) -> list[Seat]:
         return [

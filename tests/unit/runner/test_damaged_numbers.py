@@ -14,29 +14,19 @@ from tests.triton_device import ON_GPU  # isort: split
 from headway import LLM, SamplingParams
 from headway.layers.native_ops import NativeOps
 from headway.layers.ops import TorchOps
-from tests.unit.runner.tiny_llm import TinyLLM, random_prompts
+from headway.outputs import CompletionOutput
+from tests.unit.runner.tiny_llm import TinyLLM, finish_all, random_prompts
 
 POISON = 7
 PROMPTS = [[token for token in prompt if token != POISON] for prompt in random_prompts(3, 9, 4)]
 BROKEN = [5, POISON, 6, 11]
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyLLM:
-    return TinyLLM(tmp_path_factory.mktemp("tiny"))
-
-
-def finish_all(llm: LLM, prompts: list[list[int]], errors: dict[str, str] | None = None) -> dict[str, Any]:
+def answers(llm: LLM, prompts: list[list[int]]) -> tuple[dict[str, CompletionOutput], dict[str, str]]:
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
     for place, prompt in enumerate(prompts):
         llm.engine.add_request(str(place), prompt, params, stream=False)
-    done = {}
-    while llm.engine.has_unfinished_requests():
-        step = llm.engine.step()
-        done |= {output.request_id: output.outputs[0] for output in step.outputs}
-        if errors is not None:
-            errors |= step.errors
-    return done
+    return finish_all(llm)
 
 
 @pytest.mark.skipif(ON_GPU, reason="the engine would run on the GPU")
@@ -57,11 +47,10 @@ def test_a_token_whose_state_is_no_number_ends_its_request(
         return lookup
 
     llm = tiny._make(device="cpu", kv_cache_dtype=kv_cache_dtype, **options)
-    expected = [done.token_ids for done in finish_all(llm, PROMPTS).values()]
+    expected = [done.token_ids for done in answers(llm, PROMPTS)[0].values()]
     for ops in (NativeOps, TorchOps):
         monkeypatch.setattr(ops, "embedding", damaged(ops.embedding))
-    errors: dict[str, str] = {}
-    done = finish_all(llm, [*PROMPTS, BROKEN], errors)
+    done, errors = answers(llm, [*PROMPTS, BROKEN])
     assert done["3"].finish_reason == "error" and not done["3"].token_ids
     assert "the model gave a logit of" in errors["3"]
     assert [done[str(place)].token_ids for place in range(len(PROMPTS))] == expected

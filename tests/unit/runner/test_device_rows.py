@@ -54,7 +54,14 @@ class OneEach:
 class Rows:
     """The table of rows and its storage on the device, as a runner has them."""
 
-    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int, division: DividesWork) -> None:
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int = 5,
+        max_model_len: int = 40,
+        block_size: int = BLOCK_SIZE,
+        division: DividesWork | None = None,
+    ) -> None:
         max_num_tokens = max(24, max_model_len)
         settings = RunnerSettings(DEVICE, max_num_seqs, max_num_tokens, max_model_len, block_size)
         self.table = RowTable(settings, vocab_size=1000)
@@ -65,7 +72,7 @@ class Rows:
             block_size=block_size,
             max_num_tokens=max_num_tokens,
             device=DEVICE,
-            division=division,
+            division=division or OneEach(),
         )
 
     @property
@@ -77,25 +84,10 @@ class Rows:
         self.device.seat(seats, self.table.append_blocks([(r.request_id, r.block_ids) for r in requests]))
         return [seat.row for seat in seats]
 
-    def stage(self, output: SchedulerOutput, *, padded: Callable[[int], int]) -> DeviceStep:
+    def stage(self, output: SchedulerOutput, *, padded: Callable[[int], int] = int) -> DeviceStep:
         step = self.table.step(output)
         blocks = self.table.append_blocks([(s.request_id, s.new_block_ids) for s in output.scheduled])
         return self.device.stage(step, blocks, num_padded_tokens=padded(step.num_tokens))
-
-
-def make_rows(
-    *,
-    max_num_seqs: int = 5,
-    max_model_len: int = 40,
-    block_size: int = BLOCK_SIZE,
-    division: DividesWork | None = None,
-) -> Rows:
-    return Rows(
-        max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len,
-        block_size=block_size,
-        division=division or OneEach(),
-    )
 
 
 def new(name: str, prompt: list[int], output: tuple[int, ...] = ()) -> NewRequest:
@@ -110,10 +102,6 @@ def share(
 
 def plan(*scheduled: ScheduledRequest) -> SchedulerOutput:
     return SchedulerOutput(0, (), scheduled, (), (), sum(s.num_tokens for s in scheduled))
-
-
-def as_it_is(num_tokens: int) -> int:
-    return num_tokens
 
 
 def padded_to(size: int) -> Callable[[int], int]:
@@ -136,27 +124,12 @@ def gathered(rows: Rows, step: StepRows, num_tokens: int | None = None) -> list[
 # ------------------------------------------------------------------------------------------------------------- rows
 
 
-def test_a_request_gets_a_row_with_all_its_tokens_and_gives_it_back() -> None:
-    rows = make_rows(max_num_seqs=2)
-    first, second = rows.add([new("a", [7, 8, 9]), new("b", [5], output=(6, 4))])
-    assert {first, second} == {0, 1}
-    assert rows.row_of == {"a": first, "b": second}
-    assert rows.device.token_rows[first, :4].tolist() == [7, 8, 9, 0]
-    assert rows.device.token_rows[second, :4].tolist() == [5, 6, 4, 0]
-    rows.table.free("a")
-    rows.table.free("a")
-    assert rows.row_of == {"b": second}
-    assert rows.add([new("c", [3, 2])]) == [first]
-    assert rows.device.token_rows[first, :2].tolist() == [3, 2]
-    assert rows.device.token_rows[second, :4].tolist() == [5, 6, 4, 0]
-
-
 def test_long_prompts_are_written_and_read_in_several_tiles() -> None:
-    rows = make_rows(max_num_seqs=2, max_model_len=2100, block_size=64)
+    rows = Rows(max_num_seqs=2, max_model_len=2100, block_size=64)
     prompt = [(7 * i) % 1000 for i in range(2050)]
     rows.add([new("short", [1, 2]), new("long", prompt)])
     blocks = tuple(range(40, 40 - 33, -1))
-    step = rows.stage(plan(share("long", 2050, 0, blocks)), padded=as_it_is).rows
+    step = rows.stage(plan(share("long", 2050, 0, blocks))).rows
     assert gathered(rows, step) == [(token, i, blocks[i // 64] * 64 + i % 64) for i, token in enumerate(prompt)]
 
 
@@ -164,7 +137,7 @@ def test_long_prompts_are_written_and_read_in_several_tiles() -> None:
 
 
 def seated(lengths: Mapping[str, int], **options: Any) -> Rows:
-    rows = make_rows(**options)
+    rows = Rows(**options)
     rows.add([new(name, [ord(name)] * length) for name, length in lengths.items()])
     return rows
 
@@ -177,7 +150,7 @@ def test_single_tokens_come_first() -> None:
         share("c", 1, 8, (3, 4, 5)),
         share("d", 2, 3, (6, 7)),
     )
-    step = rows.stage(output, padded=as_it_is).rows
+    step = rows.stage(output).rows
     assert step.request_ids == ["b", "c", "a", "d"]
     assert (step.num_requests, step.num_single, step.num_tokens) == (4, 2, 7)
     assert (step.max_query_len, step.max_seq_len) == (3, 9)
@@ -197,7 +170,7 @@ def test_the_columns_on_the_device() -> None:
         share("b", 1, 5, (1, 2)),
         share("c", 1, 8, (3, 4, 5)),
     )
-    rows.stage(output, padded=as_it_is)
+    rows.stage(output)
     row_of = rows.row_of
     assert column(rows, "counts", 2) == [3, 1]
     assert column(rows, "rows", 3) == [row_of["b"], row_of["c"], row_of["a"]]
@@ -213,11 +186,11 @@ def test_the_columns_on_the_device() -> None:
 def test_a_step_of_single_tokens_has_no_tiles_and_all_may_sample_in_order() -> None:
     division = OneEach()
     rows = seated({"a": 3, "b": 6}, division=division)
-    step = rows.stage(plan(share("a", 1, 2, (0,)), share("b", 1, 5, (1, 2))), padded=as_it_is)
+    step = rows.stage(plan(share("a", 1, 2, (0,)), share("b", 1, 5, (1, 2))), padded=padded_to(2))
     assert step.rows.is_decode and step.rows.all_sample_in_order
-    assert column(rows, "counts", 2) == [2, 0]
+    assert column(rows, "counts", 2) == [2, 0], "without padding, where the step is full"
     assert step.num_parts == 2 and not division.asked_for_tiles
-    step = rows.stage(plan(share("a", 1, 1, samples=False), share("b", 1, 5)), padded=as_it_is).rows
+    step = rows.stage(plan(share("a", 1, 1, samples=False), share("b", 1, 5))).rows
     assert step.is_decode and not step.all_sample_in_order
 
 
@@ -225,25 +198,20 @@ def test_work_is_divided_by_the_lengths_of_the_step() -> None:
     division = OneEach()
     rows = seated({"a": 8, "b": 6, "c": 9}, division=division)
     output = plan(share("a", 8, 0, (0, 1)), share("b", 1, 5, (2, 3)), share("c", 2, 7, (4, 5, 6)))
-    step = rows.stage(output, padded=as_it_is)
+    step = rows.stage(output)
     assert division.asked_for_parts == [([6], [rows.row_of["b"]])]
     assert division.asked_for_tiles == [([1, 8, 2], [6, 8, 9], 1, 11)]
     assert (step.num_parts, step.num_tiles) == (1, 2)
     assert rows.device.tiles(2)[:, :2].tolist() == [[1, 108], [2, 102]]
-
-
-def test_a_step_of_chunks_has_no_parts() -> None:
-    division = OneEach()
-    rows = seated({"a": 8}, division=division)
-    assert rows.stage(plan(share("a", 8, 0, (0, 1))), padded=as_it_is).num_parts == 0
-    assert not division.asked_for_parts
+    assert rows.stage(plan(share("a", 4, 4), share("c", 2, 7))).num_parts == 0
+    assert len(division.asked_for_parts) == 1, "a step of chunks has none"
 
 
 def test_room_for_more_parts_belongs_to_nobody() -> None:
     rows = seated({"a": 3, "b": 6, "c": 7}, max_num_seqs=3)
     for _ in range(4):  # so that the list holds something, in each of the host's copies
-        rows.stage(plan(*(share(name, 1, 2) for name in "abc")), padded=as_it_is)
-    rows.stage(plan(share("b", 1, 2)), padded=as_it_is)
+        rows.stage(plan(*(share(name, 1, 2) for name in "abc")))
+    rows.stage(plan(share("b", 1, 2)))
     assert rows.device.parts(5)[:, 0].tolist() == [0, *[NO_REQUEST] * 4]
 
 
@@ -254,7 +222,7 @@ def test_room_for_more_parts_belongs_to_nobody() -> None:
 def test_padding_is_one_more_request_without_a_row(chunks: bool) -> None:
     rows = seated({"a": 3, "b": 6, "c": 7, "d": 4}, max_num_seqs=4)
     for _ in range(4):  # so that the columns hold something, in each of the host's copies
-        rows.stage(plan(*(share(name, 1, 2) for name in "abcd")), padded=as_it_is)
+        rows.stage(plan(*(share(name, 1, 2) for name in "abcd")))
     output = plan(share("a", 1, 2), share("b", 3 if chunks else 1, 3))
     step = rows.stage(output, padded=padded_to(8)).rows
     num_tokens = 4 if chunks else 2
@@ -266,37 +234,11 @@ def test_padding_is_one_more_request_without_a_row(chunks: bool) -> None:
     assert gathered(rows, step, num_tokens=8)[:num_tokens] == gathered(rows, step)
 
 
-def test_a_full_step_gets_no_padding() -> None:
-    rows = seated({"a": 3, "b": 6})
-    step = rows.stage(plan(share("a", 1, 2, (0,)), share("b", 1, 5, (1, 2))), padded=padded_to(2)).rows
-    assert column(rows, "counts", 1) == [2]
-    assert step.num_tokens == 2
-
-
-# ------------------------------------------------------------------------------------------------------ block tables
-
-
-def test_blocks_are_appended_where_the_table_ends_and_a_new_owner_of_the_row_starts_anew() -> None:
-    rows = seated({"a": 9, "b": 4})
-    a, b = rows.row_of["a"], rows.row_of["b"]
-    rows.stage(plan(share("a", 5, 0, (9, 3)), share("b", 4, 0, (7,))), padded=as_it_is)
-    rows.stage(plan(share("a", 4, 5, (1,)), share("b", 1, 4, (2,))), padded=as_it_is)
-    rows.stage(plan(share("a", 1, 9), share("b", 1, 5)), padded=as_it_is)
-    rows.stage(plan(share("a", 3, 9), share("b", 3, 6, (8,))), padded=as_it_is)
-    assert rows.device.block_table[a, :3].tolist() == [9, 3, 1]
-    assert rows.device.block_table[b, :3].tolist() == [7, 2, 8]
-    rows.table.free("a")
-    assert rows.add([new("c", [1] * 6)]) == [a]
-    rows.stage(plan(share("c", 6, 0, (5, 6))), padded=as_it_is)
-    assert rows.device.block_table[a, :2].tolist() == [5, 6]
-    assert rows.device.block_table[b, :3].tolist() == [7, 2, 8]
-
-
 def test_many_blocks_in_one_step() -> None:
-    rows = make_rows(max_num_seqs=3, max_model_len=400, block_size=1)
+    rows = Rows(max_num_seqs=3, max_model_len=400, block_size=1)
     rows.add([new("a", [1] * 300), new("b", [2] * 90)])
     blocks_a, blocks_b = tuple(range(1000, 1300)), tuple(range(500, 410, -1))
-    rows.stage(plan(share("a", 300, 0, blocks_a), share("b", 90, 0, blocks_b)), padded=as_it_is)
+    rows.stage(plan(share("a", 300, 0, blocks_a), share("b", 90, 0, blocks_b)))
     assert rows.device.block_table[rows.row_of["a"], :300].tolist() == list(blocks_a)
     assert rows.device.block_table[rows.row_of["b"], :90].tolist() == list(blocks_b)
 
@@ -317,7 +259,8 @@ class Batch:
     def enter(self, name: str) -> NewRequest:
         self.tokens[name] = [self.rng.randrange(1, 1000) for _ in range(self.rng.randint(1, 20))]
         self.blocks[name], self.computed[name] = [], 0
-        return new(name, self.tokens[name])
+        num_prompt = self.rng.randint(1, len(self.tokens[name]))  # one that was preempted brings its output
+        return new(name, self.tokens[name][:num_prompt], tuple(self.tokens[name][num_prompt:]))
 
     def leave(self, name: str) -> None:
         del self.tokens[name], self.computed[name]
@@ -342,7 +285,10 @@ class Batch:
 def test_random_steps_read_every_requests_own_tokens_from_its_own_blocks(seed: int) -> None:
     """A sampled token is written to the row on the device only, as the sampler does; the next step reads it there."""
     rng = random.Random(seed)
-    batch, rows = Batch(rng), make_rows()
+    batch, rows = Batch(rng), Rows()
+    device = rows.device
+    parts = (device.token_rows, device.block_table, device.token_ids, device.positions, *device.columns.values())
+    assert {part.dtype for part in parts} == {torch.int32}, "kernels read them as they are"
     for number in range(25):
         for name in [name for name in batch.tokens if rng.random() < 0.15]:
             batch.leave(name)
@@ -362,18 +308,5 @@ def test_random_steps_read_every_requests_own_tokens_from_its_own_blocks(seed: i
         assert gathered(rows, step, num_tokens=24) == expected + [(0, 0, -1)] * (24 - len(expected))
         for place in step.sampled:
             name, token = step.request_ids[place], rng.randrange(1, 1000)
-            rows.device.token_rows[rows.row_of[name], len(batch.tokens[name])] = token
+            device.token_rows[rows.row_of[name], len(batch.tokens[name])] = token
             batch.tokens[name].append(token)
-
-
-def test_everything_is_int32_but_slots() -> None:
-    """Attention kernels and the sampler read the columns as they are."""
-    rows = make_rows()
-    assert {
-        rows.device.token_rows.dtype,
-        rows.device.block_table.dtype,
-        rows.device.token_ids.dtype,
-        rows.device.positions.dtype,
-    } == {torch.int32}
-    assert {part.dtype for part in rows.device.columns.values()} == {torch.int32}
-    assert rows.device.slots.dtype == torch.int64

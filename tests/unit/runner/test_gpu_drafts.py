@@ -21,9 +21,6 @@ from headway.errors import ConfigError
 from headway.runner.device_rows import DeviceRows
 from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM, random_prompts
 
-# Lines of padding may hold anything.
-pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
-
 PROMPTS = random_prompts(3, 1, 9, 2, 5)
 # Where steps overlap the device guesses, by what has been before: of few different tokens some are right.
 PARAMS: list[dict[str, Any]] = [
@@ -177,18 +174,19 @@ def test_a_draft_model_changes_no_token(
 
 
 def test_what_does_not_go_with_a_draft_model(tiny: TinyLLM, tmp_path: Path) -> None:
-    other = TinyLLM(tmp_path, vocab_size=VOCAB_SIZE + 1)
-    with pytest.raises(ConfigError, match="199: a model can only guess for one with the same vocabulary"):
-        tiny.on_cpu(speculation="draft", draft_model=str(other.path))
-    short = TinyLLM(tmp_path, max_model_len=32)
-    with pytest.raises(ConfigError, match="32 positions, fewer than requests may have"):
-        tiny.on_cpu(speculation="draft", draft_model=str(short.path))
-    with pytest.raises(ConfigError, match="give draft_model"):
-        tiny.on_cpu(speculation="draft")
-    with pytest.raises(ConfigError, match="speculation is 'ngram'; use 'draft'"):
-        tiny.on_cpu(speculation="ngram", draft_model=str(tiny.path))
-    with pytest.raises(ConfigError, match="makes guesses up, and a draft model"):
-        tiny.on_cpu(speculation="draft", draft_model=str(tiny.path), spec_synthetic_acceptance=2.0)
+    (tmp_path / "short").mkdir()
+    other = str(TinyLLM(tmp_path, vocab_size=VOCAB_SIZE + 1).path)
+    short = str(TinyLLM(tmp_path / "short", max_model_len=32).path)
+    own = str(tiny.path)
+    for speculation, options, message in (
+        ("draft", {"draft_model": other}, "199: a model can only guess for one with the same vocabulary"),
+        ("draft", {"draft_model": short}, "32 positions, fewer than requests may have"),
+        ("draft", {}, "give draft_model"),
+        ("ngram", {"draft_model": own}, "speculation is 'ngram'; use 'draft'"),
+        ("draft", {"draft_model": own, "spec_synthetic_acceptance": 2.0}, "makes guesses up, and a draft model"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            tiny.on_cpu(speculation=speculation, **options)
 
 
 def test_synthetic_acceptance_is_about_what_was_asked_for(tiny: TinyLLM) -> None:

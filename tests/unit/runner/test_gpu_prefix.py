@@ -16,9 +16,6 @@ from headway import LLM, SamplingParams
 from tests.integration.conversations import Alone, Conversations, greedy
 from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM, random_prompts
 
-# Lines of padding may hold anything.
-pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
-
 MAX_TOKENS = 6
 NO_PADDING: dict[str, Any] = {} if ON_GPU else {"enforce_eager": True}  # the interpreter computes it line by line
 
@@ -29,11 +26,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "blocks of 64": {"block_size": 64},
     "a cache that is too small": {"block_size": 2, "num_kv_blocks": 9, "async_scheduling": True},
 }
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyLLM:
-    return TinyLLM(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -96,12 +88,6 @@ def test_the_next_turn_starts_from_the_answer_and_a_copy_of_its_tail(llm: LLM, a
     assert second.outputs[0].token_ids == alone.answer(tuple(history))
 
 
-def test_several_answers_share_their_prompt(llm: LLM, alone: Alone) -> None:
-    prompt = random_prompts(3, 10)[1]
-    (output,) = llm.generate(prompt, greedy(2, n=3), use_tqdm=False)
-    assert [answer.token_ids for answer in output.outputs] == [alone.answer(tuple(prompt))[:2]] * 3
-
-
 def test_penalties_count_the_tokens_that_were_not_computed_again(llm: LLM, tiny: TinyLLM) -> None:
     (prompt,) = random_prompts(9)
     params = SamplingParams(temperature=0, max_tokens=2, repetition_penalty=1.5, presence_penalty=0.5)
@@ -109,17 +95,3 @@ def test_penalties_count_the_tokens_that_were_not_computed_again(llm: LLM, tiny:
     (expected,) = tiny.on_cpu(enable_prefix_caching=False).generate(prompt, params, use_tqdm=False)
     assert outputs[1].num_cached_tokens >= 8
     assert [output.outputs[0].token_ids for output in outputs] == [expected.outputs[0].token_ids] * 2
-
-
-def test_prompt_logprobs_are_complete(llm: LLM, tiny: TinyLLM) -> None:
-    (prompt,) = random_prompts(9)
-    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0)
-    llm.generate(prompt, greedy(2), use_tqdm=False)
-    (found,) = llm.generate(prompt, params, use_tqdm=False)
-    (expected,) = tiny.on_cpu(enable_prefix_caching=False).generate(prompt, params, use_tqdm=False)
-    assert found.num_cached_tokens == 0
-    assert found.prompt_logprobs is not None and expected.prompt_logprobs is not None
-    assert len(found.prompt_logprobs) == len(prompt)
-    for token, one, other in zip(prompt[1:], found.prompt_logprobs[1:], expected.prompt_logprobs[1:], strict=True):
-        assert one is not None and other is not None
-        assert one[token].logprob == pytest.approx(other[token].logprob, abs=1e-3)

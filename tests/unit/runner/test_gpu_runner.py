@@ -5,6 +5,7 @@ Without a GPU its kernels run in Triton's interpreter, one program at a time: pr
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -22,10 +23,7 @@ from headway.runner import PendingStep
 from headway.runner.graphed_runner import GraphedStage, StepGraphs, StepShape
 from headway.runner.step_runner import StepRunner
 from tests.integration.greedy import Run, run
-from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM, random_prompts
-
-# Lines of padding may hold anything.
-pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM, finish_all, random_prompts
 
 PROMPTS = random_prompts(3, 1, 9, 2)
 NUM_TOKENS = 5
@@ -42,12 +40,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "blocks of 4": {"block_size": 4, "async_scheduling": True},
     "blocks of 64": {"block_size": 64},
     "two at a time": {"max_num_seqs": 2, "async_scheduling": True},
+    "those of a real device": dict.fromkeys(
+        ("max_num_seqs", "max_num_batched_tokens", "block_size", "async_scheduling")
+    ),
 }
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyLLM:
-    return TinyLLM(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +96,10 @@ def tokens_of(outputs: list[RequestOutput]) -> list[list[int]]:
 # ------------------------------------------------------------------------------------------------------ greedy tokens
 
 
-@pytest.mark.parametrize(
-    "variant", choose(VARIANTS, "no graphs, overlapping steps", "chunks of 5", "blocks of 64", "two at a time")
-)
+INTERPRETED = ("no graphs, overlapping steps", "chunks of 5", "blocks of 64", "two at a time", "those of a real device")
+
+
+@pytest.mark.parametrize("variant", choose(VARIANTS, *INTERPRETED))
 def test_greedy_tokens_equal_the_cpu_engines(tiny: TinyLLM, cpu_tokens: list[list[int]], variant: str) -> None:
     llm = tiny.on_gpu(**VARIANTS[variant])
     assert all(result.tokens == cpu_tokens for result in run_often(llm))
@@ -121,15 +118,10 @@ def test_greedy_tokens_equal_the_cpu_engines_when_requests_have_to_give_way(
     assert sum(output.metrics.num_preemptions for output in outputs if output.metrics) >= 3
 
 
-def test_with_the_options_of_a_real_device(tiny: TinyLLM, cpu_tokens: list[list[int]]) -> None:
-    llm = tiny.on_gpu(max_num_seqs=None, max_num_batched_tokens=None, block_size=None, async_scheduling=None)
-    assert all(result.tokens == cpu_tokens for result in run_often(llm))
-
-
 def test_steps_are_padded_to_rungs_and_without_graphs_they_are_not(
     tiny: TinyLLM, cpu_tokens: list[list[int]], shapes: list[StepShape]
 ) -> None:
-    llm = tiny.on_gpu()
+    llm = tiny.on_gpu(enable_prefix_caching=False)
     assert run(llm, PROMPTS[:3], 2).tokens == [tokens[:2] for tokens in cpu_tokens[:3]]
     assert shapes == [
         StepShape(16, 6, has_chunks=True),  # 3 + 1 + 9 tokens
@@ -200,16 +192,12 @@ def test_a_warm_engine_captures_nothing_more(tiny: TinyLLM, cpu_tokens: list[lis
     assert tiny.on_gpu(cuda_graph_capture="lazy").engine.warm_up() == 0
 
 
-@pytest.mark.skipif(ON_GPU, reason="needs Triton's interpreter")
-def test_there_is_nothing_to_capture_without_a_gpu(tiny: TinyLLM) -> None:
-    assert tiny.on_gpu().engine.warm_up() == 0
-
-
 def test_too_little_memory_for_graphs_is_said_so(tiny: TinyLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(self: GraphedStage) -> int:
         raise torch.OutOfMemoryError("tried to allocate 2 GiB")
 
     llm = tiny.on_gpu()
+    assert ON_GPU or llm.engine.warm_up() == 0, "there is nothing to capture"
     monkeypatch.setattr(GraphedStage, "warm_up", no_room)
     with pytest.raises(
         ConfigError, match=r"--cuda-graph-capture lazy or --enforce-eager\. \(tried to allocate 2 GiB\)"
@@ -275,23 +263,17 @@ def test_the_engine_goes_on_after_an_abort_with_steps_in_flight(overlapped: LLM,
     assert engine.core.scheduler.kv_cache.num_used_blocks == 0
 
 
-def test_penalties_and_bans_count_tokens_that_the_host_does_not_know_yet(cpu: LLM, overlapped: LLM) -> None:
-    params = [
-        SamplingParams(temperature=0, max_tokens=NUM_TOKENS, repetition_penalty=3.0),
-        SamplingParams(temperature=0, max_tokens=NUM_TOKENS, frequency_penalty=2.0, presence_penalty=2.0),
-        SamplingParams(temperature=0, max_tokens=NUM_TOKENS, logit_bias={7: 100.0}, stop_token_ids=[7], min_tokens=3),
-    ]
-    expected = tokens_of(generate(cpu, PROMPTS[:3], params))
-    assert len(expected[2]) == 4 and expected[2][-1] == 7
-    assert tokens_of(generate(overlapped, PROMPTS[:3], params)) == expected
-
-
 # ---------------------------------------------------------------------------------------------- logprobs, seeds, errors
 
 
-def values(positions: list[Any]) -> list[tuple[int, int | None, float]]:
+def values(positions: list[Any] | None, number: Callable[[float], Any] = float) -> Any:
     """Token, rank and logprob, over all positions."""
-    return [(token, found.rank, found.logprob) for found_here in positions for token, found in found_here.items()]
+    return positions and [
+        place and [(token, found.rank, number(found.logprob)) for token, found in place.items()] for place in positions
+    ]
+
+
+near = functools.partial(pytest.approx, abs=1e-4)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
@@ -312,15 +294,8 @@ def test_logprobs_equal_the_cpu_engines(tiny: TinyLLM, cpu: LLM) -> None:
     prompts = [PROMPTS[0], PROMPTS[2], *PROMPTS[:2]]
     llm = tiny.on_gpu(async_scheduling=True, max_chunk_tokens=4)
     for expected, output in zip(generate(cpu, prompts, params), generate(llm, prompts, params), strict=True):
-        pairs = [(expected.outputs[0].logprobs, output.outputs[0].logprobs)]
-        pairs.append((expected.prompt_logprobs, output.prompt_logprobs))
-        for right, found in pairs:
-            assert (found is None) == (right is None)
-            if right is not None and found is not None:
-                assert [position is None for position in found] == [position is None for position in right]
-                right_values, found_values = (values([p for p in side if p is not None]) for side in (right, found))
-                assert [value[:2] for value in found_values] == [value[:2] for value in right_values]
-                assert [v[2] for v in found_values] == pytest.approx([v[2] for v in right_values], abs=1e-4)
+        assert values(output.outputs[0].logprobs) == values(expected.outputs[0].logprobs, near)
+        assert values(output.prompt_logprobs) == values(expected.prompt_logprobs, near)
 
 
 def test_in_16_bit_logprobs_have_the_error_of_the_format(tiny: TinyLLM, cpu: LLM) -> None:
@@ -342,14 +317,22 @@ def test_requests_without_a_seed_draw_each_for_itself(overlapped: LLM) -> None:
 
 
 def test_sampled_tokens_equal_the_cpu_engines(cpu: LLM, overlapped: LLM) -> None:
+    """Penalties and bans count tokens that the host does not know yet."""
     own = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
+    greedy = {"max_tokens": NUM_TOKENS, "temperature": 0}
     params = [
         SamplingParams(temperature=0.8, seed=7, repetition_penalty=1.2, **own),
         SamplingParams(temperature=1.0, top_k=20, top_p=0.9, seed=8, **own),
         SamplingParams(temperature=1.3, min_p=0.02, frequency_penalty=0.5, presence_penalty=0.3, seed=9, **own),
         SamplingParams(temperature=0.9, logit_bias={3: 2.0}, min_tokens=3, stop_token_ids=[5], seed=10, **own),
+        SamplingParams(repetition_penalty=3.0, **greedy),
+        SamplingParams(frequency_penalty=2.0, presence_penalty=2.0, **greedy),
+        SamplingParams(logit_bias={7: 100.0}, stop_token_ids=[7], min_tokens=3, **greedy),
     ]
-    assert tokens_of(generate(overlapped, PROMPTS, params)) == tokens_of(generate(cpu, PROMPTS, params))
+    prompts = [*PROMPTS, *PROMPTS[:3]]
+    expected = tokens_of(generate(cpu, prompts, params))
+    assert len(expected[-1]) == 4 and expected[-1][-1] == 7
+    assert tokens_of(generate(overlapped, prompts, params)) == expected
 
 
 def test_a_request_with_broken_logits_fails_and_the_others_go_on(tiny: TinyLLM, cpu_tokens: list[list[int]]) -> None:
@@ -357,18 +340,12 @@ def test_a_request_with_broken_logits_fails_and_the_others_go_on(tiny: TinyLLM, 
     llm = tiny.on_gpu(async_scheduling=True, num_kv_blocks=6)
     runner_of(llm).decoder.embedding[poison] = float("nan")
     params = SamplingParams(temperature=0, max_tokens=3)
-    done: dict[str, RequestOutput] = {}
     for name, prompt in (("a", PROMPTS[0]), ("broken", [5, poison, 6]), ("b", PROMPTS[1])):
         llm.engine.add_request(name, prompt, params, stream=False)
-    errors: dict[str, str] = {}
-    while llm.engine.has_unfinished_requests():
-        step = llm.engine.step()
-        done |= {output.request_id: output for output in step.outputs}
-        errors |= step.errors
-    assert done["broken"].outputs[0].finish_reason == "error"
+    done, errors = finish_all(llm)
+    assert done["broken"].finish_reason == "error"
     assert "nan" in errors["broken"]
-    assert done["a"].outputs[0].token_ids == cpu_tokens[0][:3]
-    assert done["b"].outputs[0].token_ids == cpu_tokens[1][:3]
+    assert [done[name].token_ids for name in "ab"] == [tokens[:3] for tokens in cpu_tokens[:2]]
     # What it left behind in blocks that others get now is not read.
     assert tokens_of(generate(llm, PROMPTS[:3], params)) == [tokens[:3] for tokens in cpu_tokens[:3]]
 

@@ -15,9 +15,6 @@ from headway.errors import ConfigError
 from tests.integration.greedy import run
 from tests.unit.runner.tiny_llm import TinyLLM, random_prompts
 
-# Lines of padding may hold anything.
-pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
-
 QUANTISED = ["fp8", "int8", "int4"]
 PROMPTS = random_prompts(3, 1, 9, 20, 2, 14)
 NUM_TOKENS = 12
@@ -33,11 +30,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyLLM:
-    return TinyLLM(tmp_path_factory.mktemp("tiny"))
-
-
 @pytest.mark.parametrize("kv_cache_dtype", QUANTISED)
 def test_tokens_do_not_depend_on_batching_chunks_or_blocks(tiny: TinyLLM, kv_cache_dtype: str) -> None:
     expected = run(tiny.on_cpu(kv_cache_dtype=kv_cache_dtype), PROMPTS, NUM_TOKENS).tokens
@@ -49,11 +41,8 @@ def test_tokens_do_not_depend_on_batching_chunks_or_blocks(tiny: TinyLLM, kv_cac
 @pytest.mark.parametrize("kv_cache_dtype", QUANTISED)
 def test_a_preempted_request_comes_back_with_the_same_keys_and_values(tiny: TinyLLM, kv_cache_dtype: str) -> None:
     expected = run(tiny.on_cpu(kv_cache_dtype=kv_cache_dtype), PROMPTS, NUM_TOKENS).tokens
-    cramped = run(
-        tiny.on_cpu(kv_cache_dtype=kv_cache_dtype, block_size=4, num_kv_blocks=12, max_chunk_tokens=3),
-        PROMPTS,
-        NUM_TOKENS,
-    )
+    llm = tiny.on_cpu(kv_cache_dtype=kv_cache_dtype, block_size=4, num_kv_blocks=12, max_chunk_tokens=3)
+    cramped = run(llm, PROMPTS, NUM_TOKENS)
     assert cramped.tokens == expected
     assert cramped.num_preemptions > 0
 

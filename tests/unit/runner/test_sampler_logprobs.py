@@ -12,6 +12,7 @@ from headway.core import TokenLogprobs
 from headway.runner import sampler as sampler_module
 from headway.runner import token_logprobs as logprobs_module
 from headway.runner.prompt_readings import prompt_logprobs
+from headway.runner.sampler import NO_TOKEN
 from tests.unit.runner.sampling_bench import ALL_KERNELS, Bench, random_logits, sample_once
 from tests.unit.runner.sampling_reference import Request
 
@@ -58,9 +59,16 @@ def test_equally_likely_tokens_come_by_id_also_at_the_cut() -> None:
     assert prompt_logprobs(torch.zeros(1, 500), [3], 4)[0].top_ids == [0, 1, 2, 3]
 
 
-def test_sampled_logprobs_are_those_of_the_untouched_logits() -> None:
-    rng = np.random.default_rng(1)
-    lines = distinct_lines(rng, 6, 150)
+@pytest.mark.parametrize("kernels", ALL_KERNELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sampled_logprobs_are_those_of_the_untouched_logits(
+    kernels: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler_module, "LINES_AT_A_TIME", 2)
+    logits = random_logits(np.random.default_rng(1), 8, 150).to(dtype)
+    logits[3:5] = logits[3:5].round()  # ties at the cut
+    logits[7, 0] = torch.nan
+    lines = logits.float().numpy()
     fields: list[dict[str, Any]] = [
         {"temperature": 0.0, "logprobs": 3},
         {"temperature": 0.7, "logprobs": 0, "seed": 1, "top_k": 20},
@@ -68,15 +76,17 @@ def test_sampled_logprobs_are_those_of_the_untouched_logits() -> None:
         {"temperature": 1.5, "logprobs": 5, "top_p": 0.9, "seed": 4, "repetition_penalty": 2.0},
         {"temperature": 0.0, "logprobs": 150, "logit_bias": {7: 100.0}},
         {"temperature": 0.0, "logprobs": 1, "min_tokens": 2, "stop_token_ids": [int(lines[5].argmax())]},
+        {"temperature": 0.0, "logprobs": 4, "presence_penalty": 1.0},
+        {"temperature": 0.0, "logprobs": 2},
     ]
-    requests = [Request(each, prompt=[1, 2, 3], output=[4]) for each in fields]
-    result = sample_once("numpy", torch.from_numpy(lines.copy()), requests)
-    assert result.logprobs[2] is None
-    for row in (0, 1, 3, 4, 5):
-        assert_same(result.logprobs[row], reference(lines[row], result.token_ids[row], fields[row]["logprobs"]))
-    assert result.token_ids[4] == 7
-    assert result.logprobs[5] is not None
-    assert result.logprobs[5].rank == 2
+    result = sample_once(kernels, logits, [Request(each, prompt=[1, 2, 3], output=[4]) for each in fields])
+    for line, own, token, found in zip(lines, fields, result.token_ids, result.logprobs, strict=True):
+        if "logprobs" in own and token != NO_TOKEN:
+            assert_same(found, reference(line, token, own["logprobs"]))
+        else:
+            assert found is None
+    assert result.token_ids[4] == 7 and result.token_ids[7] == NO_TOKEN
+    assert result.logprobs[5] is not None and result.logprobs[5].rank == 2
 
 
 @pytest.mark.parametrize("kernels", ALL_KERNELS)

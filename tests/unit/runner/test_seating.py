@@ -9,15 +9,13 @@ import pytest
 
 from tests.triton_device import DEVICE  # isort: split
 
-from headway import LLM, RequestOutput, SamplingParams
+from headway import LLM, SamplingParams
 from headway.core.scheduler_output import NewRequest
+from headway.outputs import CompletionOutput
 from headway.runner.base import RunnerSettings
 from headway.runner.rows import RowTable
 from headway.runner.sampler import SamplingRows
-from tests.unit.runner.tiny_llm import MAX_MODEL_LEN, VOCAB_SIZE, TinyLLM, random_prompts
-
-# Lines of padding may hold anything.
-pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+from tests.unit.runner.tiny_llm import MAX_MODEL_LEN, VOCAB_SIZE, TinyLLM, finish_all, random_prompts
 
 PROMPTS = random_prompts(3, 5, 2)
 PARAMS = [
@@ -30,11 +28,6 @@ RUNNERS: dict[str, Callable[[TinyLLM], LLM]] = {
     "gpu": lambda tiny: tiny.on_gpu(max_num_seqs=4),
     "gpu, overlapped": lambda tiny: tiny.on_gpu(max_num_seqs=4, async_scheduling=True),
 }
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyLLM:
-    return TinyLLM(tmp_path_factory.mktemp("tiny"))
 
 
 def break_params(request: Any) -> None:
@@ -51,30 +44,11 @@ def break_length(request: Any) -> None:
     request.prompt_token_ids = (1,) * (MAX_MODEL_LEN + 5)
 
 
-def finish_all(llm: LLM, names: list[str], errors: dict[str, str] | None = None) -> dict[str, RequestOutput]:
-    done: dict[str, RequestOutput] = {}
-    while llm.engine.has_unfinished_requests():
-        step = llm.engine.step()
-        done |= {output.request_id: output for output in step.outputs}
-        if errors is not None:
-            errors |= step.errors
-        llm.engine.check_invariants()
-    assert set(done) == set(names)
-    return done
-
-
-def add(llm: LLM, *, broken: Callable[[Any], None] | None = None, place: int = 1) -> list[str]:
-    """The good requests, and a broken one among them."""
-    names = []
+def answers(llm: LLM, **more: Callable[[], None]) -> tuple[dict[str, CompletionOutput], dict[str, str]]:
     for number, (prompt, params) in enumerate(zip(PROMPTS, PARAMS)):
-        if broken is not None and number == place:
-            prepared = llm.engine.prepare("broken", [3, 1, 4], SamplingParams(temperature=0, max_tokens=4))
-            llm.engine.submit(prepared, stream=False)
-            broken(prepared.children[0])
-            names.append("broken")
-        llm.engine.add_request(f"good {number}", prompt, params, stream=False)
-        names.append(f"good {number}")
-    return names
+        more.get(f"before_{number}", lambda: None)()
+        llm.engine.add_request(str(number), prompt, params, stream=False)
+    return finish_all(llm)
 
 
 CASES = [
@@ -87,14 +61,19 @@ CASES = [
 @pytest.mark.parametrize(("runner", "broken"), CASES)
 def test_a_request_that_cannot_be_seated_fails_alone(tiny: TinyLLM, runner: str, broken: Callable[[Any], None]) -> None:
     llm = RUNNERS[runner](tiny)
-    expected = {name: output.outputs[0].token_ids for name, output in finish_all(llm, add(llm)).items()}
-    for place in (1, 0):  # all rows are needed each time: none may be lost
-        errors: dict[str, str] = {}
-        done = finish_all(llm, add(llm, broken=broken, place=place), errors)
-        failed = done.pop("broken").outputs[0]
+    expected = {name: output.token_ids for name, output in answers(llm)[0].items()}
+
+    def submit_broken() -> None:
+        prepared = llm.engine.prepare("broken", [3, 1, 4], SamplingParams(temperature=0, max_tokens=4))
+        llm.engine.submit(prepared, stream=False)
+        broken(prepared.children[0])
+
+    for place in ("before_1", "before_0"):  # all rows are needed each time: none may be lost
+        done, errors = answers(llm, **{place: submit_broken})
+        failed = done.pop("broken")
         assert failed.finish_reason == "error" and not failed.token_ids
         assert errors["broken"]
-        assert {name: output.outputs[0].token_ids for name, output in done.items()} == expected
+        assert {name: output.token_ids for name, output in done.items()} == expected
 
 
 def test_rows_stay_free_when_a_request_does_not_fit() -> None:

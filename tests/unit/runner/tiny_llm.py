@@ -16,6 +16,7 @@ from tests.triton_device import DEVICE, ON_GPU  # isort: split
 from headway import LLM
 from headway.attention import triton_paged
 from headway.loader import dummy
+from headway.outputs import CompletionOutput
 
 VOCAB_SIZE = 199
 MAX_MODEL_LEN = 48
@@ -83,3 +84,14 @@ def _drawn_on_the_cpu(read: Callable[..., torch.Tensor]) -> Callable[..., torch.
 def random_prompts(*lengths: int) -> list[list[int]]:
     rng = random.Random(0)
     return [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
+
+
+def finish_all(llm: LLM) -> tuple[dict[str, CompletionOutput], dict[str, str]]:
+    """Steps until no request is left: the last outputs and the errors, by request."""
+    done, errors = {}, {}
+    while llm.engine.has_unfinished_requests():
+        step = llm.engine.step()
+        done |= {output.request_id: output.outputs[0] for output in step.outputs}
+        errors |= step.errors
+        llm.engine.check_invariants()
+    return done, errors

@@ -1,28 +1,18 @@
-"""Tests that are coroutines, and the page in a real browser, against a pretended engine."""
+"""The page in a real browser, against a pretended engine."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.unit.server.browser import WIDE, chromium
-from tests.unit.server.fake_engine import run
 from tests.unit.server.http_thread import serving
 from tests.unit.server.scripted_engine import ScriptedEngine, create_app
 
 PATIENCE_MS = 20_000
 CLIPBOARD = ["clipboard-read", "clipboard-write"]
-
-
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A test that is a coroutine runs in an event loop, with an end to it."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
-    return True
 
 
 @pytest.fixture(scope="module")

@@ -31,12 +31,39 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 JSON = {"content-type": "application/json"}
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+HI = [{"role": "user", "content": "Hi"}]
+NEEDED: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": HI},
+    COMPLETIONS: {"prompt": "Hi"},
+    EMBEDDINGS: {"input": "Hi"},
+    RESPONSES: {"input": "Hi"},
+    "/v1/responses/input_tokens": {"input": "Hi"},
+    MESSAGES: {"model": "small", "max_tokens": 50, "messages": HI},
+    "/v1/messages/count_tokens": {"model": "small", "messages": HI},
+    "/tokenize": {"prompt": "Hi"},
+    "/detokenize": {"tokens": [1]},
+}
+"""The least that each API takes."""
+BEAMS = {"n": 2, "best_of": 4, "use_beam_search": True}
+BEST = {"n": 2, "best_of": 4}
+SEARCHES = [BEAMS, BEST]
 _T = TypeVar("_T")
 
 
 def small_tokenizer() -> Tokenizer:
-    metadata = byte_level_metadata(pre="gpt-2", **{"tokenizer.chat_template": CHAT_TEMPLATE})
-    return tokenizer_from_gguf(metadata)
+    return tokenizer_with(CHAT_TEMPLATE)
+
+
+def tokenizer_with(template: str) -> Tokenizer:
+    return tokenizer_from_gguf(byte_level_metadata(pre="gpt-2", **{"tokenizer.chat_template": template}))
+
+
+def infill_tokenizer() -> Tokenizer:
+    tokenizer = small_tokenizer()
+    tokenizer.backend.add_special_tokens(["<fim_prefix>", "<fim_suffix>", "<fim_middle>"])
+    return tokenizer
 
 
 def engine_ready(**changes: Any) -> EngineReady:
@@ -228,11 +255,19 @@ class FakeServer:
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return self.call("POST", path, json=body, **options)
 
+    def send(self, path: str, **fields: Any) -> httpx.Response:
+        """What the API needs at least, and these fields."""
+        return self.post(path, NEEDED[path] | fields)
+
+    def begin(self, path: str, headers: dict[str, str] | None = None, **fields: Any) -> RawClient:
+        """The same by a client that may leave; in an event loop."""
+        return RawClient(self.app, path, NEEDED[path] | fields, headers)
+
     def chat(self, content: str = "Hi", **fields: Any) -> httpx.Response:
-        return self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **fields})
+        return self.send(CHAT, **{"messages": [{"role": "user", "content": content}], **fields})
 
     def complete(self, prompt: Any = "Hi", **fields: Any) -> httpx.Response:
-        return self.post("/v1/completions", {"prompt": prompt, **fields})
+        return self.send(COMPLETIONS, prompt=prompt, **fields)
 
 
 def run(work: Awaitable[_T]) -> _T:

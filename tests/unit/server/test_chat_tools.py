@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import random
 import re
 from typing import Any
 
-import msgspec
 import pytest
 
 from headway.errors import ConfigError
 from headway.rpc.messages import Delta
 from headway.sampling_params import SamplingParams
 from headway.server.api import jobs
-from headway.server.api.answer_requests import MAX_TOOLS
-from headway.server.api.openapi import document
 from headway.server.server_config import ServerConfig
 from headway.structured.answer_formats import TOOL_FORMATS
-from headway.structured.tool_schemas import MAX_NESTING, ToolCall
-from headway.tokenizer import Tokenizer, tokenizer_from_gguf
-from tests.unit.server.fake_engine import CHAT_TEMPLATE, FakeEngine, FakeServer, engine_ready, events, run
-from tests.unit.tokenizer.small import byte_level_metadata
+from headway.structured.tool_schemas import ToolCall
+from headway.tokenizer import Tokenizer
+from tests.unit.server.fake_engine import (
+    CHAT_TEMPLATE,
+    HI,
+    FakeEngine,
+    FakeServer,
+    engine_ready,
+    events,
+    run,
+    tokenizer_with,
+)
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "Says it.", "parameters": CITY}}
 CLOCK = {"type": "function", "function": {"name": "clock"}}
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
+TEXT = {"type": "text", "text": "21"}
 JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "point", "schema": SCHEMA, "strict": True}}
 SPACE = "disable_any_whitespace"
 SPACED = {"json": SCHEMA, SPACE: True}
@@ -58,11 +62,6 @@ def constraints(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Any], s
     return seen
 
 
-@functools.cache
-def tokenizer_with(template: str) -> Tokenizer:
-    return tokenizer_from_gguf(byte_level_metadata(pre="gpt-2", **{"tokenizer.chat_template": template}))
-
-
 def server_with(*words: str, template: str = CHAT_TEMPLATE, **options: Any) -> FakeServer:
     server = FakeServer(FakeEngine(words=words or ("Hello",)), tokenizer=tokenizer_with(template), **options)
     server.engine.info = engine_ready(max_model_len=100_000)
@@ -85,155 +84,21 @@ def talk(*calls: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
     ]
 
 
-# ---- requests -------------------------------------------------------------------------------------------------------
-
-
-def nested(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {}
-    for _ in range(depth):
-        schema = {"not": schema}
-    return schema
-
-
 def function(name: str = "f", **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **more}}
-
-
-def as_schema(schema: Any) -> dict[str, Any]:
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
 
 
 def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*tools]}}
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"tools": {}}, "tools"),
-        ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"tools": [WEATHER, {"type": "function", "function": {}}]}, "tools[1].function.name"),
-        *(({"tools": [function(name)]}, "tools[0].function.name") for name in ("", "a b", "x" * 129)),
-        ({"tools": [WEATHER, CLOCK, WEATHER]}, "tools[2].function.name"),
-        ({"tools": [function(parameters=[])]}, "tools[0].function.parameters"),
-        ({"tools": [function(parameters={"type": "string"})]}, "tools[0].function.parameters.type"),
-        ({"tools": [function(parameters={"required": True})]}, "tools[0].function.parameters.required"),
-        ({"tools": [function(parameters={"properties": 5})]}, "tools[0].function.parameters.properties"),
-        ({"tools": [function(parameters=nested(MAX_NESTING))]}, "tools[0].function.parameters"),
-        ({"tools": [function(paramters={})]}, "tools[0].function.paramters"),
-        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
-        ({"tools": [function(f"f{i}") for i in range(MAX_TOOLS + 1)]}, "tools"),
-        ({"tools": [function(description="x" * 2**21)]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": "any", "tools": [CLOCK]}, "tool_choice"),
-        ({"tool_choice": function("weather")}, "tool_choice"),
-        ({"tool_choice": function("weather"), "tools": [CLOCK]}, "tool_choice.function.name"),
-        ({"tool_choice": {"type": "function", "function": {}}, "tools": [CLOCK]}, "tool_choice.function.name"),
-        ({"tool_choice": {"type": "custom"}, "tools": [CLOCK]}, "tool_choice.type"),
-        ({"tool_choice": allowed("auto"), "tools": [CLOCK]}, "tool_choice.allowed_tools.tools"),
-        (
-            {"tool_choice": allowed("auto", function("x")), "tools": [CLOCK]},
-            "tool_choice.allowed_tools.tools[0].function.name",
-        ),
-        ({"parallel_tool_calls": 2}, "parallel_tool_calls"),
-        ({"functions": [{"name": "f"}]}, "functions"),
-        ({"function_call": "auto"}, "function_call"),
-        ({"response_format": {"type": "yaml"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        ({"response_format": JSON_SCHEMA | {"json_schema": {"name": "x"}}}, "response_format.json_schema.schema"),
-        ({"response_format": JSON_SCHEMA | {"type": "text"}}, "response_format.json_schema"),
-        ({"response_format": {"type": "json_schema", "schema": {}}}, "response_format.schema"),
-        (as_schema([1]), "response_format.json_schema.schema"),
-        (as_schema(nested(MAX_NESTING)), "response_format.json_schema.schema"),
-        ({"structured_outputs": {}}, "structured_outputs"),
-        ({"structured_outputs": {"json_object": False}}, "structured_outputs"),
-        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
-        ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice"),
-        ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp"),
-        ({"structured_outputs": {"regex": "a", SPACE: True}}, f"structured_outputs.{SPACE}"),
-        ({"structured_outputs": {"json": nested(MAX_NESTING)}}, "structured_outputs.json"),
-        *(
-            ({"structured_outputs": {"json": text}, "tools": [CLOCK]}, "structured_outputs.json")
-            for text in ("{", "5", '{"not":' * 5000)
-        ),
-        ({"structured_outputs": {"grammar": "root ::= ("}, "tools": [CLOCK]}, "structured_outputs.grammar"),
-        ({"structured_outputs": {"regex": "a"}, "response_format": JSON_SCHEMA}, "structured_outputs"),
-        ({"guided_json": {}}, "guided_json"),
-        ({"guided_regex": "a"}, "guided_regex"),
-        ({"guided_choice": ["a"]}, "guided_choice"),
-        ({"guided_grammar": "a"}, "guided_grammar"),
-        ({"reasoning_effort": "extreme"}, "reasoning_effort"),
-        ({"chat_template_kwargs": nested(MAX_NESTING)}, "chat_template_kwargs"),
-        ({"response_format": JSON_SCHEMA, "use_beam_search": True, "n": 2}, "response_format"),
-        ({"structured_outputs": {"regex": "a"}, "use_beam_search": True, "n": 2}, "structured_outputs"),
-        ({"tools": [CLOCK], "use_beam_search": True, "n": 2}, "tools"),
-        *(
-            ({"messages": [message]}, f"messages[0].{field}")
-            for message, field in (
-                ({"role": "tool", "content": "x"}, "tool_call_id"),
-                ({"role": "tool", "tool_call_id": "a"}, "content"),
-                ({"role": "user", "content": "x", "tool_call_id": "a"}, "tool_call_id"),
-                ({"role": "user", "content": "x", "tool_calls": [call()]}, "tool_calls"),
-                ({"role": "user", "content": "x", "reasoning": "y"}, "reasoning"),
-                ({"role": "function", "content": "x", "name": "f"}, "role"),
-                ({"role": "assistant", "content": None}, "content"),
-                ({"role": "assistant", "function_call": {"name": "f", "arguments": ""}}, "function_call"),
-            )
-        ),
-        ({"messages": talk({"id": "a", "function": {"name": "f"}})}, "messages[1].tool_calls[0].function.arguments"),
-        ({"messages": talk(*[call()] * 9000)}, "messages"),
-    ],
-)
-def test_what_is_wrong_is_400_with_its_path(fields: dict[str, Any], param: str) -> None:
-    server = server_with()
-    response = server.chat(**fields)
-    assert response.status_code == 400, response.text
-    error = response.json()["error"]
-    assert (error["param"], error["type"]) == (param, "invalid_request_error"), error
-    assert param in error["message"]
-    assert not server.engine.requests
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ({"guided_json": {}}, "structured_outputs.json"),
-        ({"functions": [{"name": "f"}]}, "'tools'"),
-        ({"function_call": "auto"}, "'tool_choice'"),
-    ],
-)
-def test_older_spellings_are_told_the_new_one(old: dict[str, Any], new: str) -> None:
-    error = server_with().chat(**old).json()["error"]
-    assert new in error["message"] and error["code"] == "unsupported_field"
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": False},
-        {"tool_choice": "none"},
-        {"functions": [], "function_call": "none"},
-        {"response_format": {"type": "text"}},
-        {"reasoning_effort": "high"},
-        {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": False}},
-        {"messages": [{"role": "assistant", "content": None, "reasoning": "Hm."}, {"role": "user", "content": "So?"}]},
-        {"structured_outputs": None, "guided_json": None},
-    ],
-)
-def test_what_asks_for_nothing_is_harmless(fields: dict[str, Any], constraints: list[Any]) -> None:
-    response = server_with().chat(**fields)
-    assert response.status_code == 200, response.text
-    assert response.json()["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
-    assert not constraints
-
-
 # ---- prompts --------------------------------------------------------------------------------------------------------
 
 
 def test_a_template_that_knows_tools_gets_them() -> None:
-    server = server_with(template=TOOL_TEMPLATE)
+    server = server_with('<tool_call>{"name": "weather", "arguments": {}}</tool_call>', template=TOOL_TEMPLATE)
     messages = talk(call(), call("weather", '{"city": "Oslo"}', "call_2"), reasoning_content="Hm.")
-    assert server.chat(messages=messages, tools=[WEATHER, CLOCK]).status_code == 200
+    assert server.chat(messages=messages, tools=[WEATHER, function("clock", strict=True)]).status_code == 200
     head, *lines = prompt_of(server).splitlines()
     clock = {"name": "clock", "description": "", "parameters": {"type": "object", "properties": {}}}
     assert json.loads(head.removeprefix("TOOLS ")) == [WEATHER, {"type": "function", "function": clock}]
@@ -243,15 +108,15 @@ def test_a_template_that_knows_tools_gets_them() -> None:
         "[tool]21 °Cfor call_1",
         "[tool]21 °Cfor call_2",
     ]
+    answer = server.chat(tools=[WEATHER], tool_choice="none").json()
+    assert prompt_of(server) == "[user]Hi\n", "no tools are shown if none may be called"
+    assert answer["choices"][0]["message"]["content"].startswith("<tool_call>")
+    tokens = server.send("/tokenize", prompt=None, messages=HI, tools=[WEATHER]).json()["tokens"]
+    server.chat(tools=[WEATHER])
+    assert tokens == server.engine.requests[-1].prompt_token_ids
 
 
-def test_strict_is_no_part_of_the_prompt() -> None:
-    server = server_with(template=TOOL_TEMPLATE)
-    server.chat(tools=[function(strict=True)])
-    assert "strict" not in prompt_of(server)
-
-
-def test_tools_are_written_where_the_template_knows_none() -> None:
+def test_tools_and_calls_are_written_where_the_template_knows_none() -> None:
     server = server_with()
     form = TOOL_FORMATS["hermes"]
     messages = [{"role": "system", "content": "Be brief."}, *talk(call(), call(call_id="call_2"))]
@@ -263,21 +128,10 @@ def test_tools_are_written_where_the_template_knows_none() -> None:
     result = form.write_result("21 °C")
     assert f"<|im_start|>assistant\n{written}<|im_end|>\n" in prompt
     assert f"<|im_start|>user\n{result}\n{result}<|im_end|>\n" in prompt
-
-
-def test_calls_are_written_behind_their_text_and_without_tools_too() -> None:
-    server = server_with(tool_format="mistral")
-    server.chat(messages=talk(call(arguments=""), content="Let me see."), tools=[CLOCK], tool_choice="none")
-    prompt = prompt_of(server)
-    assert "assistant\nLet me see.\n[TOOL_CALLS]" in prompt
-    assert "system" not in prompt
-
-
-def test_no_tools_are_shown_if_none_may_be_called() -> None:
-    server = server_with('<tool_call>{"name": "weather", "arguments": {}}</tool_call>', template=TOOL_TEMPLATE)
-    answer = server.chat(tools=[WEATHER], tool_choice="none").json()
-    assert prompt_of(server) == "[user]Hi\n"
-    assert answer["choices"][0]["message"]["content"].startswith("<tool_call>")
+    other = server_with(tool_format="mistral")
+    other.chat(messages=talk(call(arguments=""), content="Let me see."), tools=[CLOCK], tool_choice="none")
+    assert "assistant\nLet me see.\n[TOOL_CALLS]" in prompt_of(other)
+    assert "system" not in prompt_of(other)
 
 
 def test_templates_that_want_ids_of_nine_letters_get_them() -> None:
@@ -287,16 +141,6 @@ def test_templates_that_want_ids_of_nine_letters_get_them() -> None:
     (first, second), results = re.findall(r"\((\w+) weather", prompt), re.findall(r"for (\w+)", prompt)
     assert [first, second] == results
     assert (len(first), second) == (9, "abcdefgh9")
-
-
-def test_tokenize_counts_tools() -> None:
-    server = server_with(template=TOOL_TEMPLATE)
-    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [WEATHER]}
-    tokens = server.post("/tokenize", body).json()["tokens"]
-    server.chat(tools=[WEATHER])
-    assert tokens == server.engine.requests[0].prompt_token_ids
-    error = server.post("/tokenize", body | {"tools": [{"function": {"name": "?"}}]}).json()["error"]
-    assert error["param"] == "tools[0].function.name"
 
 
 @pytest.mark.parametrize(
@@ -398,12 +242,6 @@ def test_markers_that_are_special_tokens_are_shown(monkeypatch: pytest.MonkeyPat
         assert server.engine.requests[0].params == SamplingParams(max_tokens=None, skip_special_tokens=not shows)
 
 
-def test_errors_of_the_engines_records_name_the_field_that_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    error = server_with().chat(structured_outputs={"choice": []}).json()["error"]
-    assert error["param"] == "structured_outputs.choice"
-
-
 @pytest.mark.parametrize(
     ("fields", "named", "param"),
     [
@@ -466,62 +304,43 @@ def as_streamed(answer: Any) -> list[dict[str, Any]]:
     ]
 
 
-def cut(text: str, rng: random.Random) -> tuple[str, ...]:
-    places = sorted(rng.sample(range(1, len(text)), rng.randrange(min(24, len(text) - 1))))
-    return tuple(text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True))
-
-
-@pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
-def test_streamed_and_whole_answers_are_the_same_however_they_are_cut(name: str) -> None:
-    rng = random.Random(17)
-    calls = [ToolCall("weather", '{"city": "Rome \\"x\\" <b>"}'), ToolCall("clock", "{}")]
-    text = TOOL_FORMATS[name].write(calls)
-    if not TOOL_FORMATS[name].only_at_start:
-        text = "One moment. " + text
-    for thinks in (False, True):
-        shown = f"<think>Hm, < or </ or what?</think>{text}" if thinks else text
-        fields = {"tools": [WEATHER, CLOCK], "logprobs": True, "top_logprobs": 1, "n": 2}
-        options = {"tool_format": name, "reasoning_format": "think"}
-        whole = server_with(shown, **options).chat(**fields).json()
-        expected = as_streamed(whole)
-        for choice in expected:
-            assert [[each, json.loads(arguments)] for each, arguments in choice["calls"]] == [
-                [each.name, json.loads(each.arguments)] for each in calls
-            ]
-            assert choice["reasoning"] == ("Hm, < or </ or what?" if thinks else "")
-            assert choice["finish_reason"] == "tool_calls"
-            assert choice["content"].strip() == ("" if TOOL_FORMATS[name].only_at_start else "One moment.")
-        for _ in range(5):
-            words = cut(shown, rng)
-            server = server_with(*words, **options)
-            streamed = put_together(events(server.chat(**fields, stream=True)))
-            assert [len(choice.pop("logprobs")) for choice in streamed] == [len(words)] * 2
-            without = [{key: value for key, value in choice.items() if key != "logprobs"} for choice in expected]
-            assert streamed == without
-            assert as_streamed(server.chat(**fields).json())[0]["calls"] == expected[0]["calls"]
-
-
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+PIECES = ("<thi", "nk>Hm, < or </ or", " what?</think>One", " moment. <tool_", *CALL.removeprefix("<tool_"))
 
 
-def test_a_call_has_openais_form() -> None:
-    answer = server_with(CALL).chat(tools=[WEATHER]).json()
+def test_a_streamed_answer_is_the_whole_one() -> None:
+    server = server_with(*PIECES, reasoning_format="think")
+    fields = {"tools": [WEATHER, CLOCK], "logprobs": True, "top_logprobs": 1, "n": 2}
+    whole = as_streamed(server.chat(**fields).json())
+    streamed = put_together(events(server.chat(**fields, stream=True)))
+    assert [len(choice.pop("logprobs")) for choice in streamed] == [len(PIECES)] * 2
+    for choice in whole:
+        choice.pop("logprobs")
+    assert streamed == whole
+    assert [choice["calls"] for choice in whole] == [[["weather", '{"city": "Rome"}']]] * 2
+    assert (whole[0]["content"], whole[0]["reasoning"]) == ("One moment.", "Hm, < or </ or what?")
+    assert whole[0]["finish_reason"] == "tool_calls"
+
+
+def test_a_call_has_openais_form_whole_and_streamed_and_can_be_sent_back() -> None:
+    server = server_with("<think>Hm.</think>", CALL[:50], CALL[50:55], CALL[55:], reasoning_format="think")
+    answer = server.chat(tools=[WEATHER]).json()
     (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    result = {"role": "tool", "tool_call_id": choice["message"]["tool_calls"][0]["id"], "content": [TEXT]}
+    again = server.chat(messages=[*HI, choice["message"], result], tools=[WEATHER])
+    assert again.status_code == 200, again.text
+    assert TOOL_FORMATS["hermes"].write_result("21") in prompt_of(server)
     (made,) = choice["message"].pop("tool_calls")
-    assert choice["message"] == {"role": "assistant", "content": None, "refusal": None}
+    thoughts = {"reasoning_content": "Hm.", "reasoning": "Hm."}
+    assert choice["message"] == {"role": "assistant", "content": None, "refusal": None, **thoughts}
     assert re.fullmatch("call_[0-9a-f]{24}", made.pop("id"))
     assert made == {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
-    assert choice["finish_reason"] == "tool_calls"
-    assert "completion_tokens_details" not in answer["usage"]
 
-
-def test_the_chunks_of_a_call_have_openais_form() -> None:
-    words = ("Well. ", '<tool_call>\n{"name": "weather", "arguments": {"ci', 'ty": "Rome"}}', "\n</tool_call>")
-    chunks = events(server_with(*words).chat(tools=[WEATHER], stream=True))
+    chunks = events(server.chat(tools=[WEATHER], stream=True))
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert deltas[0] == {"role": "assistant", "content": ""}
-    calls = [delta["tool_calls"] for delta in deltas if "tool_calls" in delta]
-    ((begin,), *more) = calls
+    ((begin,), *more) = [delta["tool_calls"] for delta in deltas if "tool_calls" in delta]
     assert begin.pop("id").startswith("call_")
     assert begin == {"index": 0, "type": "function", "function": {"name": "weather", "arguments": ""}}
     assert all(list(each) == ["index", "function"] and list(each["function"]) == ["arguments"] for (each,) in more)
@@ -536,12 +355,6 @@ def test_a_call_that_was_cut_off_ends_with_length() -> None:
         (choice,) = put_together(events(response)) if stream else as_streamed(response.json())
         assert choice["finish_reason"] == "length"
         assert choice["calls"] == [["weather", '{"city": "Ro']]
-
-
-def test_free_text_next_to_tools_is_content() -> None:
-    answer = server_with("Just ", "text.").chat(tools=[WEATHER]).json()["choices"][0]
-    assert (answer["message"]["content"], answer["finish_reason"]) == ("Just text.", "stop")
-    assert "tool_calls" not in answer["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -572,82 +385,41 @@ def test_a_prompt_that_ends_the_thinking_is_seen_and_thinking_that_never_ends_is
 
 
 def test_formats_can_be_chosen() -> None:
-    raw = server_with("a</think>b", template=THINK_TEMPLATE, reasoning_format="none").chat().json()
+    raw = server_with("a</think>b", template=THINK_TEMPLATE, reasoning_format="none").chat(tools=[WEATHER]).json()
     assert raw["choices"][0]["message"] == {"role": "assistant", "content": "a</think>b", "refusal": None}
+    assert "completion_tokens_details" not in raw["usage"]
     other = server_with("[THINK]a[/THINK]b", reasoning_format="mistral").chat().json()["choices"][0]["message"]
     assert (other["reasoning"], other["content"]) == ("a", "b")
-    for name in ("tool_format", "reasoning_format"):
-        with pytest.raises(ConfigError, match="hermez"):
-            ServerConfig(**{name: "hermez"})
-    with pytest.raises(ConfigError):
-        ServerConfig(tool_format="none")
+    for options in ({"tool_format": "hermez"}, {"reasoning_format": "hermez"}, {"tool_format": "none"}):
+        with pytest.raises(ConfigError, match=next(iter(options.values()))):
+            ServerConfig(**options)
 
 
-def test_what_was_answered_can_be_sent_back() -> None:
-    server = server_with("<think>Hm.</think>", CALL, reasoning_format="think")
-    message = server.chat(tools=[WEATHER]).json()["choices"][0]["message"]
-    parts = [{"type": "text", "text": "21"}]
-    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": parts}
-    again = server.chat(messages=[{"role": "user", "content": "Hot?"}, message, result], tools=[WEATHER])
-    assert again.status_code == 200, again.text
-    assert TOOL_FORMATS["hermes"].write_result("21") in prompt_of(server)
-
-
-def test_the_document_has_the_records() -> None:
-    schemas = document()["components"]["schemas"]
-    assert {"ToolDefinition", "ResponseFormat", "StructuredOutputs", "AnswerToolCall"} <= set(schemas)
-    fields = schemas["ChatCompletionRequest"]["properties"]
-    assert "structured_outputs.json" in fields["guided_json"]["description"]
-    assert "tools" in fields["functions"]["description"]
-    assert msgspec.json.encode(document())
-
-
-# ---- OpenAI's client ------------------------------------------------------------------------------------------------
-
-
-def openai_client(server: FakeServer) -> Any:
-    openai = pytest.importorskip("openai")
-    return openai.AsyncOpenAI(api_key="x", base_url="http://127.0.0.1/v1", http_client=server.client(), max_retries=0)
-
-
-def test_openais_client_parses_answers_into_models(constraints: list[Any]) -> None:
-    pydantic = pytest.importorskip("pydantic")
-    point = pydantic.create_model("Point", x=(int, ...), y=(int | None, None))
-    client = openai_client(server_with('{"x": ', "5", ', "y": null}'))
-
-    async def parse() -> Any:
-        return await client.chat.completions.parse(
-            model="small", messages=[{"role": "user", "content": "Hi"}], response_format=point
-        )
-
-    assert run(parse()).choices[0].message.parsed == point(x=5)
-    ((values, _),) = constraints
-    assert list(values["json"]["properties"]) == ["x", "y"]
-
-
-def test_openais_client_puts_streamed_calls_together() -> None:
+def test_openais_client_parses_a_streamed_answer_into_models(constraints: list[Any]) -> None:
     openai = pytest.importorskip("openai")
     pydantic = pytest.importorskip("pydantic")
     weather = pydantic.create_model("weather", city=(str, ...))
-    words = ("<think>Hm", ".</think>", "Well. ", CALL[:50], CALL[50:55], CALL[55:], "\n", CALL)
-    client = openai_client(server_with(*words, reasoning_format="think"))
+    point = pydantic.create_model("Point", x=(int, ...), y=(int | None, None))
 
-    async def stream() -> Any:
-        async with client.chat.completions.stream(
-            model="small",
-            messages=[{"role": "user", "content": "Hi"}],
-            tools=[openai.pydantic_function_tool(weather)],
-            tool_choice="auto",
-            stream_options={"include_usage": True},
-        ) as events:
+    async def stream(*words: str, **fields: Any) -> Any:
+        server = server_with(*words, reasoning_format="think")
+        client = openai.AsyncOpenAI(
+            api_key="x", base_url="http://127.0.0.1/v1", http_client=server.client(), max_retries=0
+        )
+        usage = {"include_usage": True}
+        async with client.chat.completions.stream(model="small", messages=HI, stream_options=usage, **fields) as events:
             async for _ in events:
                 pass
             return await events.get_final_completion()
 
-    completion = run(stream())
+    parsed = run(stream('{"x": ', "5", ', "y": null}', response_format=point))
+    assert parsed.choices[0].message.parsed == point(x=5)
+    ((values, _),) = constraints
+    assert list(values["json"]["properties"]) == ["x", "y"]
+    words = ("<think>Hm", ".</think>", "Well. ", CALL[:50], CALL[50:55], CALL[55:], "\n", CALL)
+    completion = run(stream(*words, tools=[openai.pydantic_function_tool(weather)]))
     (choice,) = completion.choices
     assert choice.finish_reason == "tool_calls"
     assert [each.function.parsed_arguments for each in choice.message.tool_calls] == [weather(city="Rome")] * 2
-    assert choice.message.content == "Well."
-    assert choice.message.reasoning_content == "Hm."
+    assert (choice.message.content, choice.message.reasoning_content) == ("Well.", "Hm.")
     assert completion.usage.completion_tokens_details.reasoning_tokens == 2

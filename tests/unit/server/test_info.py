@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 from collections.abc import Iterator
@@ -14,15 +13,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway import __version__
-from headway.rpc.engine_client import Health
-from headway.rpc.messages import Delta, EngineStats
+from headway.rpc.messages import EngineStats
 from headway.server.api import openapi
 from headway.server.api.record_fields import ApiRecord
 from headway.server.api.responses_api import ResponsesRequest
 from headway.server.api.routes import MAX_TOLD_TOKENS
 from headway.server.metrics.server_metrics import Histogram, RecentQuantiles, RecentShare
 from headway.tokenizer import Tokenizer
-from tests.unit.server.fake_engine import FakeEngine, FakeServer, small_tokenizer
+from tests.unit.clock import Clock
+from tests.unit.server.fake_engine import CHAT, COMPLETIONS, FakeEngine, FakeServer, small_tokenizer
 
 VLLM_NAMES = [
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries"),
@@ -38,6 +37,8 @@ OWN_NAMES = [
     *("event_loop_stalls", "event_loop_stalled_seconds", "front_end_restarts"),
     *("step_time_seconds", "scheduler_time_seconds", "recent_inter_token_latency_seconds", "queue_requests"),
 ]
+
+LONG = "a " * 20_000
 
 
 def test_models_and_version() -> None:
@@ -64,62 +65,38 @@ def test_tokenize_and_back() -> None:
     assert server.post("/tokenize", body).json()["tokens"] == expected
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status"),
-    [
-        ("/tokenize", {}, 400),
-        ("/tokenize", {"prompt": "a", "messages": []}, 400),
-        ("/tokenize", {"prompt": 5}, 400),
-        ("/tokenize", {"prompt": "a", "model": "x"}, 404),
-        ("/detokenize", {"tokens": [600]}, 400),
-        ("/detokenize", {"tokens": [-1]}, 400),
-        ("/detokenize", {"tokens": []}, 400),
-        ("/detokenize", {"tokens": ["a"]}, 400),
-        ("/detokenize", {}, 400),
-        ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, 400),
-        ("/tokenize", {"prompt": "a", "chat_template_kwargs": {}}, 400),
-        ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "add_special_tokens": True}, 400),
-    ],
-)
-def test_wrong_tokens(path: str, body: dict[str, Any], status: int) -> None:
-    assert FakeServer().post(path, body).status_code == status
-
-
-@pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})])
-def test_tokens_have_to_wait_their_turn_too(path: str, body: dict[str, Any]) -> None:
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+def test_tokens_have_to_wait_their_turn_too(path: str) -> None:
     server = FakeServer(max_queue_requests=1)
     with server.services.limits.reserve(body_bytes=0):
-        assert server.post(path, body).status_code == 429
-    assert server.post(path, body).status_code == 200
+        assert server.send(path).status_code == 429
+    assert server.send(path).status_code == 200
     assert server.services.limits.num_requests == 0
 
 
+@pytest.mark.parametrize("waiting", [4, 4000], ids=["few wait", "the queue is full"])
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "fields"),
     [
-        ("/tokenize", {"prompt": "a " * 20_000}),
+        ("/tokenize", {"prompt": LONG}),
         ("/detokenize", {"tokens": [1] * 20_000}),
-        ("/tokenize", {"messages": [{"role": "user", "content": "a " * 20_000}]}),
-        ("/v1/completions", {"prompt": "a " * 20_000}),
-        ("/v1/completions", {"prompt": ["a", "a " * 20_000]}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a " * 20_000}]}),
-        ("/v1/messages/count_tokens", {"model": "small", "messages": [{"role": "user", "content": "a " * 20_000}]}),
+        ("/tokenize", {"prompt": None, "messages": [{"role": "user", "content": LONG}]}),
+        (COMPLETIONS, {"prompt": LONG}),
+        (COMPLETIONS, {"prompt": ["a", LONG]}),
+        (CHAT, {"messages": [{"role": "user", "content": LONG}]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": LONG}]}),
     ],
 )
-def test_what_is_too_long_is_not_asked_to_come_again_when_fewer_wait(path: str, body: dict[str, Any]) -> None:
+def test_what_is_too_long_is_not_asked_to_come_again_when_fewer_wait(
+    path: str, fields: dict[str, Any], waiting: int
+) -> None:
     server = FakeServer(max_queue_tokens=1000)
-    with server.services.limits.reserve(body_bytes=4):
-        answer = server.post(path, body)
-    assert answer.status_code == 400 and "at most" in answer.text, answer.text
+    with server.services.limits.reserve(body_bytes=waiting):
+        answer = server.send(path, **fields)
+        assert waiting == 4 or server.send("/tokenize", prompt="a " * 20).status_code == 429
+    if waiting == 4 or (path in ("/tokenize", "/detokenize") and "messages" not in fields):
+        assert answer.status_code == 400 and "at most" in answer.text, answer.text
     assert server.services.limits.num_tokens == 0
-
-
-def test_nor_if_the_queue_is_full() -> None:
-    server = FakeServer(max_queue_tokens=1000)
-    with server.services.limits.reserve(body_bytes=4000):
-        assert server.post("/tokenize", {"prompt": "a " * 20_000}).status_code == 400
-        assert server.post("/detokenize", {"tokens": [1] * 20_000}).status_code == 400
-        assert server.post("/tokenize", {"prompt": "a " * 20}).status_code == 429
 
 
 def samples(server: FakeServer) -> dict[str, float]:
@@ -167,22 +144,25 @@ def test_metrics_count_requests_and_tokens() -> None:
         num_running=2, num_waiting=3, num_used_blocks=25, num_used_slots=300, num_free_blocks=75, generation_tokens=6
     )
     found = samples(server)
-    assert found["headway:request_success_total[('finished_reason', 'stop')]"] == 2
-    assert found["headway:time_to_first_token_seconds_count"] == 2
-    assert found["headway:inter_token_latency_seconds_count"] == 4
-    assert found["headway:e2e_request_latency_seconds_count"] == 2
-    assert found["headway:request_queue_time_seconds_sum"] == pytest.approx(0.1)
-    assert found["headway:kv_cache_usage_perc"] == 0.25
-    assert found["headway:kv_waste_perc"] == pytest.approx(0.25)
-    assert found["headway:generation_tokens_total"] == 6
-    assert found["headway:queue_requests"] == 0
-    assert found["headway:http_responses_total[('route', '/v1/completions'), ('status', '400')]"] == 1
+    expected = {
+        "request_success_total[('finished_reason', 'stop')]": 2,
+        "time_to_first_token_seconds_count": 2,
+        "inter_token_latency_seconds_count": 4,
+        "e2e_request_latency_seconds_count": 2,
+        "request_queue_time_seconds_sum": pytest.approx(0.1),
+        "kv_cache_usage_perc": 0.25,
+        "kv_waste_perc": pytest.approx(0.25),
+        "generation_tokens_total": 6,
+        "queue_requests": 0,
+        "http_responses_total[('route', '/v1/completions'), ('status', '400')]": 1,
+    }
+    assert {name: found[f"headway:{name}"] for name in expected} == expected
 
 
 def test_metrics_of_the_prefix_cache_are_the_engines() -> None:
     server = FakeServer()
     assert math.isnan(samples(server)["headway:prefix_cache_hit_rate"])
-    stats = EngineStats(
+    server.engine.stats = stats = EngineStats(
         num_used_blocks=20,
         num_cached_blocks=30,
         num_free_blocks=50,
@@ -196,16 +176,25 @@ def test_metrics_of_the_prefix_cache_are_the_engines() -> None:
         num_moved_out_blocks=10,
         num_moved_in_blocks=3,
     )
-    server.engine.stats = stats
     for listener in server.engine.listeners:
         listener(stats)
     found = samples(server)
-    names = ("kv_blocks_live", "kv_blocks_cached", "kv_blocks_free", "kv_sharing_factor", "prefix_cache_hit_rate")
-    assert [found[f"headway:{name}"] for name in names] == [20, 30, 50, 2.5, 0.6]
-    counters = ("queries", "hits", "saved_tokens", "inserted_blocks", "evicted_blocks")
-    assert [found[f"headway:prefix_cache_{name}_total"] for name in counters] == [1000, 600, 500, 70, 5]
-    moves = ("kv_blocks_host", "kv_blocks_moved_out_total", "kv_blocks_moved_in_total")
-    assert [found[f"headway:{name}"] for name in moves] == [8, 10, 3]
+    expected = {
+        "kv_blocks_live": 20,
+        "kv_blocks_cached": 30,
+        "kv_blocks_free": 50,
+        "kv_sharing_factor": 2.5,
+        "prefix_cache_hit_rate": 0.6,
+        "prefix_cache_queries_total": 1000,
+        "prefix_cache_hits_total": 600,
+        "prefix_cache_saved_tokens_total": 500,
+        "prefix_cache_inserted_blocks_total": 70,
+        "prefix_cache_evicted_blocks_total": 5,
+        "kv_blocks_host": 8,
+        "kv_blocks_moved_out_total": 10,
+        "kv_blocks_moved_in_total": 3,
+    }
+    assert {name: found[f"headway:{name}"] for name in expected} == expected
 
 
 def test_metrics_know_each_step_once() -> None:
@@ -228,36 +217,35 @@ def test_histogram_is_cumulative() -> None:
 
 
 def test_quantiles_forget_what_is_older_than_a_minute() -> None:
-    now = [0.0]
-    quantiles = RecentQuantiles(lambda: now[0])
+    clock = Clock()
+    quantiles = RecentQuantiles(clock)
     quantiles.observe(1.0, 100)
     assert quantiles.quantiles((0.5,))[0] == pytest.approx(1.0, rel=0.1)
-    now[0] = 55.0
+    clock.now_s += 55.0
     quantiles.observe(0.01, 98)
     assert quantiles.quantiles((0.25, 0.99)) == pytest.approx([0.01, 1.0], rel=0.1)
-    now[0] = 65.0
+    clock.now_s += 10.0
     assert quantiles.quantiles((0.99,))[0] == pytest.approx(0.01, rel=0.1)
-    now[0] = 500.0
+    clock.now_s += 435.0
     assert str(quantiles.quantiles((0.5,))[0]) == "nan"
 
 
 def test_a_recent_share_is_that_of_the_last_minute() -> None:
-    now = [0.0]
-    recent = RecentShare(lambda: now[0])
+    clock = Clock()
+    recent = RecentShare(clock)
     assert recent.share() is None
-    recent.observe(0, 100)
-    now[0] = 30.0
-    recent.observe(100, 200)
-    recent.observe(100, 200)
-    assert recent.share() == 0.5
-    now[0] = 61.0
-    assert recent.share() == 1.0, "what was looked up at first is forgotten"
-    now[0] = 200.0
-    assert recent.share() is None
-    recent.observe(150, 400)
-    assert recent.share() == 0.25
-    recent.observe(1, 10)
-    assert recent.share() is None, "another engine, which counts from the beginning"
+    for after_s, looks, expected in (
+        (0.0, [(0, 100)], 0.0),
+        (30.0, [(100, 200), (100, 200)], 0.5),
+        (31.0, [], 1.0),  # what was looked up at first is forgotten
+        (139.0, [], None),
+        (0.0, [(150, 400)], 0.25),
+        (0.0, [(1, 10)], None),  # another engine, which counts from the beginning
+    ):
+        clock.now_s += after_s
+        for look in looks:
+            recent.observe(*look)
+        assert recent.share() == expected, after_s
 
 
 def test_openapi_describes_every_route_and_nothing_else() -> None:
@@ -302,23 +290,13 @@ def test_docs_page_loads_nothing() -> None:
 async def test_load_counts_requests_that_are_being_answered() -> None:
     server = FakeServer(FakeEngine(manual=True))
     async with server.client() as client:
-        asked = [asyncio.create_task(client.post("/v1/completions", json={"prompt": "a"})) for _ in range(2)]
+        asked = [server.begin(COMPLETIONS) for _ in range(2)]
         await server.engine.asked(2)
         assert (await client.get("/load")).json() == {"server_load": 2}
-        for request in server.engine.requests:
-            server.engine.push(Delta(request.request_id, text="b", finish_reason="stop", is_last=True))
-        await asyncio.gather(*asked)
-        assert (await client.post("/v1/completions", json={})).status_code == 400
+        for each in asked:
+            await each.leave()
+        assert (await client.post(COMPLETIONS, json={})).status_code == 400
         assert (await client.get("/load")).json() == {"server_load": 0}
-
-
-@pytest.mark.parametrize("method", ["GET", "POST"])
-def test_ping_is_health(method: str) -> None:
-    server = FakeServer(api_key=("k",))
-    assert server.call(method, "/ping").status_code == 200
-    server.engine.health = Health(False, "stuck")
-    response = server.call(method, "/ping")
-    assert (response.status_code, response.json()["reason"]) == (503, "stuck")
 
 
 def test_tokenizer_info() -> None:

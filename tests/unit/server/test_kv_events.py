@@ -7,12 +7,13 @@ import json
 from typing import Any
 
 import pytest
-from starlette.types import Message, Scope
+from starlette.types import Message
 
 from headway.rpc.streams import MAX_UNREAD_BLOCKS, CacheEvent
 from headway.server.api import routes
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, engine_ready, until
 
+PATH = "/v1/kv_events"
 A, B, C = (bytes([letter]) * 32 for letter in b"abc")
 
 
@@ -31,54 +32,44 @@ def blocks(body: bytes) -> list[dict[str, Any]]:
 
 
 def reader(server: FakeServer) -> RawClient:
-    return RawClient(server.app, "/v1/kv_events", None, {"host": "127.0.0.1"}, method="GET")
+    return RawClient(server.app, PATH, None, {"host": "127.0.0.1"}, method="GET")
+
+
+async def num_told(client: RawClient, number: int) -> None:
+    await until(lambda: client.body.count(b"event: blocks") == number)
 
 
 def following(**options: Any) -> FakeServer:
     return FakeServer(FakeEngine(manual=True), kv_events=True, **options)
 
 
-@pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_off_by_default_and_the_error_names_the_flag(method: str) -> None:
-    answer = FakeServer().call(method, "/v1/kv_events")
-    assert answer.status_code == 404
-    if method == "GET":
-        error = answer.json()["error"]
-        assert "--kv-events" in error["message"] and error["code"] == "kv_events_off"
+def test_off_by_default_and_the_error_names_the_flag() -> None:
+    server = FakeServer()
+    assert server.call("HEAD", PATH).status_code == server.call("GET", PATH).status_code == 404
+    error = server.call("GET", PATH).json()["error"]
+    assert "--kv-events" in error["message"] and error["code"] == "kv_events_off"
 
 
-def test_no_prefix_cache_and_no_engine_yet_are_said() -> None:
+def test_no_prefix_cache_and_no_engine_yet_are_said_and_other_methods_follow_nothing() -> None:
     server = following()
+    assert server.call("POST", PATH, json={}).status_code == 405
+    assert server.call("HEAD", PATH).status_code == 200
     server.engine.info = engine_ready(prefix_caching=False)
-    answer = server.call("GET", "/v1/kv_events")
+    answer = server.call("GET", PATH)
     assert answer.status_code == 404 and "--no-enable-prefix-caching" in answer.json()["error"]["message"]
     server.engine.info = None
-    assert server.call("GET", "/v1/kv_events").status_code == 503
+    assert server.call("GET", PATH).status_code == 503
     assert server.engine.followers == []
-
-
-def test_the_key_is_asked_for() -> None:
-    server = FakeServer(kv_events=True, api_key=("sesame",))
-    assert server.call("GET", "/v1/kv_events").status_code == 401
-    answer = server.call("GET", "/v1/kv_events", headers={"authorization": "Bearer sesame"})
-    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
-
-
-def test_other_methods() -> None:
-    server = following()
-    assert server.call("POST", "/v1/kv_events", json={}).status_code == 405
-    assert server.call("HEAD", "/v1/kv_events").status_code == 200
-    assert server.engine.followers == [], "a question for the head does not follow anything"
 
 
 async def test_the_present_state_comes_first_then_changes_and_nothing_twice() -> None:
     server = following()
     server.engine.cached = [A, B]
     client = reader(server)
-    await until(lambda: client.body.count(b"event: blocks") == 1)
+    await num_told(client, 1)
     (follower,) = server.engine.followers
     follower.push(change(7, [C], [A]))
-    await until(lambda: client.body.count(b"event: blocks") == 2)
+    await num_told(client, 2)
     same = {"replica": 0, "epoch": 0, "block_size": 16}
     assert blocks(client.body) == [
         {**same, "number": 6, "is_whole": True, "stored": [A.hex(), B.hex()], "evicted": []},
@@ -86,19 +77,13 @@ async def test_the_present_state_comes_first_then_changes_and_nothing_twice() ->
     ]
     hello = json.loads(client.body.decode().partition("data: ")[2].partition("\n")[0])
     assert hello["num_replicas"] == 1 and hello["block_size"] == 16 and "headway-root" in hello["digest"]
-    await client.leave()
+    follower.close()  # as a server that stops does
+    await client.task
+    assert client.sent[-1] == {"type": "http.response.body", "body": b""}
     assert server.engine.followers == []
 
 
-async def test_a_client_that_leaves_at_once_leaves_nothing_behind() -> None:
-    server = following()
-    client = reader(server)
-    await client.leave()
-    assert server.engine.followers == []
-    assert (await _status(server)) == 200
-
-
-async def _status(server: FakeServer) -> int:
+async def status_of(server: FakeServer) -> int:
     client = reader(server)
     await until(lambda: client.sent)
     status: int = client.sent[0]["status"]
@@ -109,11 +94,13 @@ async def _status(server: FakeServer) -> int:
 async def test_too_many_readers_are_refused_until_one_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "MAX_FOLLOWERS", 2)
     server = following()
+    await reader(server).leave()
+    assert server.engine.followers == [], "one that leaves at once leaves nothing behind"
     clients = [reader(server), reader(server)]
     await until(lambda: len(server.engine.followers) == 2)
-    assert await _status(server) == 429
+    assert await status_of(server) == 429
     await clients[0].leave()
-    assert await _status(server) == 200
+    assert await status_of(server) == 200
     await clients[1].leave()
 
 
@@ -123,62 +110,40 @@ async def test_a_quiet_stream_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     client = reader(server)
     await until(lambda: client.body.count(b": nothing new") >= 2)
     server.engine.followers[0].push(change(7, [C]))
-    await until(lambda: client.body.count(b"event: blocks") == 2)
+    await num_told(client, 2)
     assert [told["number"] for told in blocks(client.body)] == [6, 7]
     await client.leave()
 
 
-async def test_a_server_that_stops_ends_the_stream() -> None:
-    server = following()
-    client = reader(server)
-    await until(lambda: client.body.count(b"event: blocks") == 1)
-    server.engine.followers[0].close()
-    await client.task
-    assert client.sent[-1] == {"type": "http.response.body", "body": b""}
+class SlowClient(RawClient):
+    """Takes in two messages, and more when there is `room`."""
+
+    def __init__(self, server: FakeServer) -> None:
+        self.room = asyncio.Semaphore(2)
+        super().__init__(server.app, PATH, None, {"host": "127.0.0.1"}, method="GET")
+
+    async def _send(self, message: Message) -> None:
+        if message.get("body"):
+            await self.room.acquire()
+        await super()._send(message)
 
 
 async def test_a_reader_that_stops_reading_costs_little_and_is_told_everything_again() -> None:
     server = following()
     server.engine.cached = [A]
-    sent: list[bytes] = []
-    room = asyncio.Semaphore(2)
-
-    async def send(message: Message) -> None:
-        if body := message.get("body"):
-            await room.acquire()
-            sent.append(body)
-
-    gone = asyncio.Event()
-
-    async def receive() -> Message:
-        await gone.wait()
-        return {"type": "http.disconnect"}
-
-    scope: Scope = {
-        "type": "http",
-        "method": "GET",
-        "path": "/v1/kv_events",
-        "query_string": b"",
-        "headers": [(b"host", b"127.0.0.1")],
-        "client": ("test", 1),
-    }
-    task = asyncio.ensure_future(server.app(scope, receive, send))
-    await until(lambda: len(sent) == 2)
+    client = SlowClient(server)
+    await num_told(client, 1)
     (follower,) = server.engine.followers
-    block = 0
     for number in range(7, 207):
-        digests = [(block + one).to_bytes(32, "big") for one in range(1000)]
-        block += 1000
-        follower.push(change(number, digests))
+        follower.push(change(number, [(1000 * number + one).to_bytes(32, "big") for one in range(1000)]))
         assert follower._num_unread <= MAX_UNREAD_BLOCKS
         await asyncio.sleep(0)
     server.engine.cached = [B, C]
     for _ in range(100):
-        room.release()
-    await until(lambda: len(sent) == 4)
-    told = blocks(b"".join(sent))
+        client.room.release()
+    await num_told(client, 3)
+    told = blocks(client.body)
     assert [each["is_whole"] for each in told] == [True, False, True], "what it had not read is not sent any more"
     assert told[-1]["stored"] == [B.hex(), C.hex()]
-    gone.set()
-    await task
+    await client.leave()
     assert server.engine.followers == []

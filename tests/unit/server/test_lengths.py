@@ -12,17 +12,13 @@ from typing import Any
 
 import pytest
 
-from headway.core.request_options import RequestOptions
 from headway.engine.llm_engine import LLMEngine
 from headway.predict import AnswerLengths, PromptView, TrafficLog, prediction_thread
 from headway.predict.prediction_thread import Ended, PredictionThread
 from headway.rpc import engine_process
-from headway.rpc.messages import AddRequest, Delta
-from headway.sampling_params import SamplingParams
+from headway.rpc.messages import Delta
 from tests.unit.predict.predictors import BrokenPredictor, Predictor
-from tests.unit.rpc.scripted_channel import run as run_loop
-from tests.unit.rpc.small_engine import create_engine
-from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, events, run, until
+from tests.unit.server.fake_engine import COMPLETIONS, FakeEngine, FakeServer, events, run, until
 from tests.unit.server.test_info import samples
 
 
@@ -76,17 +72,6 @@ def test_the_predictor_sees_the_text_and_what_fits_into_the_context(setup: Setup
     assert (view.temperature, view.user) == (1.0, None)
 
 
-def test_the_scheduler_gets_it() -> None:
-    engine = create_engine({"scheduling_policy": "sjf", "max_num_seqs": 1})
-    script = [
-        AddRequest(name, [5, 6], SamplingParams(max_tokens=2), RequestOptions(predicted_tokens=guess))
-        for name, guess in zip("abc", (30, 10.5, 20))
-    ]
-    channel = run_loop(script, *[[]] * 6, engine=engine)
-    ended = [delta.request_id for batch in channel.batches for delta in batch.deltas if delta.is_last]
-    assert ended == ["b", "c", "a"]
-
-
 def test_the_engine_process_does_not_predict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made: list[dict[str, Any]] = []
     monkeypatch.setattr(LLMEngine, "from_config", lambda config, **how: made.append(how))
@@ -95,18 +80,12 @@ def test_the_engine_process_does_not_predict(monkeypatch: pytest.MonkeyPatch, tm
     assert not (tmp_path / "log").exists()
 
 
-def test_nothing_is_predicted_unless_asked_for() -> None:
-    server = FakeServer()
-    server.complete("Hi")
-    assert server.engine.requests[0].options.predicted_tokens is None
-    assert samples(server)["headway:length_prediction_time_seconds_count"] == 0
-
-
-def test_a_log_alone_predicts_nothing(tmp_path: Path) -> None:
+def test_nothing_is_predicted_unless_asked_for_and_a_log_alone_predicts_nothing(tmp_path: Path) -> None:
     setup = Setup(tmp_path)
-    setup.server.complete([5, 6])
-    assert setup.server.engine.requests[0].options.predicted_tokens is None
-    assert samples(setup.server)["headway:length_predictions_missing_total"] == 0
+    for server in (FakeServer(), setup.server):
+        server.complete([5, 6])
+        assert server.engine.requests[0].options.predicted_tokens is None
+        assert samples(server).get("headway:length_predictions_missing_total", 0) == 0
     assert setup.ends() == [(2, 3, "stop")]
 
 
@@ -123,51 +102,37 @@ def test_a_line_for_each_completion(setup: Setup, predictor: Predictor, stream: 
     assert [count for _, count in predictor.told] == [3, 3, 3, 3, 3, 2]
 
 
-def test_best_of_has_a_line_for_what_is_returned(setup: Setup) -> None:
+def test_a_search_and_a_mere_prompt_have_no_line_and_best_of_has_those_of_what_is_returned(
+    setup: Setup, predictor: Predictor
+) -> None:
+    assert setup.server.complete([5, 6], n=2, use_beam_search=True, temperature=0).status_code == 200
+    assert setup.server.complete([5, 6], max_tokens=0, echo=True).status_code == 200
+    assert setup.server.complete([5, 6], max_tokens=-1).status_code == 400
+    assert predictor.asked == []
     assert setup.server.complete([5, 6], n=2, best_of=3).status_code == 200
     assert setup.ends() == [(2, 3, "stop")] * 2
 
 
-def test_a_search_and_a_mere_prompt_have_none(setup: Setup, predictor: Predictor) -> None:
-    assert setup.server.complete([5, 6], n=2, use_beam_search=True, temperature=0).status_code == 200
-    assert setup.server.complete([5, 6], max_tokens=0, echo=True).status_code == 200
-    assert setup.server.complete([5, 6], max_tokens=-1).status_code == 400
-    assert setup.ends() == [] and predictor.asked == []
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_who_leaves_has_a_line_with_what_was_there(tmp_path: Path, predictor: Predictor, stream: bool) -> None:
+@pytest.mark.parametrize("outcome", ["leaves", "leaves a stream", "fails"])
+def test_who_leaves_or_fails_has_a_line_with_what_was_there(tmp_path: Path, predictor: Predictor, outcome: str) -> None:
     engine = FakeEngine(manual=True)
     setup = Setup(tmp_path, predictor, engine)
 
-    async def leave() -> None:
-        body = {"prompt": [5, 6], "n": 2, "stream": stream}
-        client = RawClient(setup.server.app, "/v1/completions", body)
+    async def scenario() -> None:
+        client = setup.server.begin(COMPLETIONS, prompt=[5, 6], n=2, stream=outcome == "leaves a stream")
         request_id = await engine.asked()
         engine.push(Delta(request_id, text="a", token_ids=[300]))
         engine.push(Delta(request_id, index=1, text="b", token_ids=[300, 301], finish_reason="stop"))
         await until(lambda: predictor.told)
-        await client.leave()
+        if outcome == "fails":
+            engine.push(Delta(request_id, finish_reason="error", error="no", is_last=True))
+            await client.task
+        else:
+            await client.leave()
 
-    run(leave())
-    assert setup.ends() == [(2, 2, "stop"), (2, 1, "abort")]
+    run(scenario())
+    assert setup.ends() == [(2, 2, "stop"), (2, 1, "error" if outcome == "fails" else "abort")]
     assert [count for _, count in predictor.told] == [2]
-
-
-def test_a_failed_request_has_a_line(tmp_path: Path, predictor: Predictor) -> None:
-    engine = FakeEngine(manual=True)
-    setup = Setup(tmp_path, predictor, engine)
-
-    async def fail() -> None:
-        client = RawClient(setup.server.app, "/v1/completions", {"prompt": [5, 6]})
-        request_id = await engine.asked()
-        engine.push(Delta(request_id, token_ids=[300]))
-        engine.push(Delta(request_id, finish_reason="error", error="no", is_last=True))
-        await client.task
-
-    run(fail())
-    assert setup.ends() == [(2, 1, "error")]
-    assert predictor.told == []
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Callable
+from importlib import resources
 from typing import Any
 
 import msgspec
@@ -48,28 +51,32 @@ def decode(name: str, *, output: int = 1) -> SnapshotRow:
     return row(name, computed=3 + output, output=output)
 
 
+NOTHING = {"num_waiting": 0, "num_used_blocks": 0, "num_used_slots": 0, "waiting": [], "preempted": [], "finished": []}
+
+
 def step(step_id: int, *rows: SnapshotRow, **given: Any) -> StepSnapshot:
-    values = {
-        "step_s": 0.1,
-        "kind": "mixed",
-        "num_running": len(rows),
-        "num_waiting": 0,
-        "num_blocks": 8,
-        "num_used_blocks": 0,
-        "num_used_slots": 0,
-        "waiting": [],
-        "preempted": [],
-        "finished": [],
-        "blocks": None,
-    }
+    values = {"step_s": 0.1, "kind": "mixed", "num_running": len(rows), "num_blocks": 8, "blocks": None, **NOTHING}
     return StepSnapshot(step_id=step_id, rows=list(rows), **(values | given))
 
 
+def frames_of(*steps: StepSnapshot | None) -> list[Frame]:
+    """None ends a frame, as the last step does."""
+    builder, frames = FrameBuilder(), []
+    for each in (*steps, None):
+        if each is not None:
+            builder.add(each)
+        else:
+            frames.append(builder.take(len(frames) + 1.0))
+    return frames
+
+
 def frame_of(*steps: StepSnapshot) -> Frame:
-    builder = FrameBuilder()
-    for each in steps:
-        builder.add(each)
-    return builder.take(1.0)
+    (frame,) = frames_of(*steps)
+    return frame
+
+
+def numbers(frame: Frame) -> dict[str, int]:
+    return {each.request_id: each.number for each in frame.rows}
 
 
 def cells(frame: Frame) -> dict[str, str]:
@@ -83,170 +90,173 @@ def running(frame: Frame) -> set[str]:
 # ---- frames ---------------------------------------------------------------------------------------------------------
 
 
-class TestFrames:
-    def test_each_request_has_one_letter_per_step(self) -> None:
-        frame = frame_of(
-            step(0, chunk("a")),
-            step(1, decode("a"), chunk("b", tokens=2), num_running=2),
-            step(2, chunk("b", computed=2, tokens=2), num_running=2),
-        )
-        assert cells(frame) == {"a": "cdi", "b": ".cc"}
-        assert [(c.num_decode_tokens, c.num_chunk_tokens) for c in frame.columns] == [(0, 4), (1, 2), (0, 2)]
-
-    def test_guesses_that_were_right_and_wrong_have_letters_of_their_own(self) -> None:
-        guesses = (step(i, SnapshotRow("a", 4, 5, 2, 4, 1, True, 0, 3, right)) for i, right in enumerate((2, 0)))
-        frame = frame_of(*guesses, step(2, decode("a")))
-        assert cells(frame) == {"a": "ard"}
-        assert [c.num_decode_tokens for c in frame.columns] == [4, 4, 1]
-
-    def test_who_leaves_is_told_once(self) -> None:
-        builder = FrameBuilder()
-        builder.add(step(0, decode("a"), decode("b"), finished=["a"]))
-        builder.add(step(1, decode("b", output=2)))
-        first, second = builder.take(1.0), builder.take(2.0)
-        assert cells(first) == {"a": "d.", "b": "dd"} and running(first) == {"b"}
-        assert cells(second) == {"b": ""}
-
-    def test_a_preempted_request_comes_back_with_its_number(self) -> None:
-        builder = FrameBuilder()
-        builder.add(step(0, decode("a"), decode("b")))
-        builder.add(step(1, decode("a", output=2), preempted=["b"], waiting=[WaitingRow("b", 5)]))
-        frame = builder.take(1.0)
-        number = {each.request_id: each.number for each in frame.rows}["b"]
-        assert cells(frame)["b"] == "dp" and running(frame) == {"a"}
-        assert frame.waiting == [(number, 5)]
-        builder.add(step(2, decode("a", output=3), chunk("b", tokens=5)))
-        assert {each.request_id: each.number for each in builder.take(2.0).rows}["b"] == number
-
-    def test_an_aborted_request_leaves_although_nobody_says_so(self) -> None:
-        frame = frame_of(step(0, decode("gone"), decode("b")), step(1, decode("b", output=2), num_running=1))
-        assert running(frame) == {"b"}
-
-    def test_nobody_runs_in_an_idle_engine(self) -> None:
-        builder = FrameBuilder()
-        builder.add(step(0, decode("gone"), waiting=[WaitingRow("too", 3)]))
-        builder.became_idle()
-        frame = builder.take(1.0)
-        assert running(frame) == set() and frame.waiting == []
-
-    def test_what_a_request_found_in_the_cache_is_told_as_long_as_it_runs(self) -> None:
-        builder = FrameBuilder()
-        builder.add(step(0, row("a", prompt=40, computed=32, tokens=8, cached=32), chunk("b")))
-        builder.add(step(1, row("a", prompt=40, computed=40, output=1), decode("b")))
-        frame = builder.take(1.0)
-        assert cells(frame) == {"a": "hd", "b": "cd"}
-        assert [each.num_cached_tokens for each in frame.rows] == [32, 0]
-        builder.add(step(2, row("a", prompt=40, computed=41, output=2), num_running=2))
-        assert [each.num_cached_tokens for each in builder.take(2.0).rows] == [32, 0]
-
-    def test_a_request_that_comes_back_finds_something_else(self) -> None:
-        frame = frame_of(
-            step(0, row("a", prompt=40, computed=32, tokens=8, cached=32)),
-            step(1, preempted=["a"], waiting=[WaitingRow("a", 41)]),
-            step(2, row("a", prompt=40, computed=0, tokens=41, output=1)),
-        )
-        assert cells(frame) == {"a": "hpc"} and frame.rows[0].num_cached_tokens == 0
-
-    def test_only_the_last_of_too_many_steps_are_drawn(self) -> None:
-        frame = frame_of(*(step(i, decode("a", output=1 + i)) for i in range(MAX_COLUMNS + 5)))
-        assert len(frame.columns) == len(cells(frame)["a"]) == MAX_COLUMNS
-        assert frame.num_skipped_columns == 5
-        assert frame.rows[0].num_output_tokens == MAX_COLUMNS + 5
-
-    def test_numbers_of_requests_that_are_gone_are_not_kept(self) -> None:
-        builder = FrameBuilder()
-        for i in range(100):
-            builder.add(step(i, chunk(f"r{i}"), finished=[f"r{i}"]))
-            builder.take(float(i))
-        assert len(builder._numbers) == 0
+def test_each_request_has_one_letter_per_step() -> None:
+    frame = frame_of(
+        step(0, chunk("a")),
+        step(1, decode("a"), chunk("b", tokens=2), num_running=2),
+        step(2, chunk("b", computed=2, tokens=2), num_running=2),
+    )
+    assert cells(frame) == {"a": "cdi", "b": ".cc"}
+    assert [(c.num_decode_tokens, c.num_chunk_tokens) for c in frame.columns] == [(0, 4), (1, 2), (0, 2)]
 
 
-class TestBlocks:
-    def test_owners_are_the_numbers_of_the_rows(self) -> None:
-        builder = FrameBuilder()
-        shared, cached = BlockRun(messages.SHARED, 2), BlockRun(messages.CACHED, 2)
-        runs = [BlockRun(0, 2), BlockRun(None, 3), BlockRun(1, 1), cached, shared]
-        builder.add(step(0, decode("a"), decode("b"), blocks=BlockMap(["b", "a"], runs)))
-        frame = builder.take(1.0)
-        number = {each.request_id: each.number for each in frame.rows}
-        assert frame.blocks is not None
-        assert frame.blocks.runs == [number["b"], 2, FREE, 3, number["a"], 1, CACHED, 2, SHARED, 2]
-        assert (frame.blocks.num_cells, frame.blocks.blocks_per_cell) == (10, 1)
-        assert builder.take(2.0).blocks is None
+def test_guesses_that_were_right_and_wrong_have_letters_of_their_own() -> None:
+    guesses = (step(i, SnapshotRow("a", 4, 5, 2, 4, 1, True, 0, 3, right)) for i, right in enumerate((2, 0)))
+    frame = frame_of(*guesses, step(2, decode("a")))
+    assert cells(frame) == {"a": "ard"}
+    assert [c.num_decode_tokens for c in frame.columns] == [4, 4, 1]
 
-    def test_a_large_cache_shows_several_blocks_as_one_cell(self) -> None:
-        runs = [BlockRun(0, 1), BlockRun(None, 3), BlockRun(1, 2), BlockRun(0, 4 * MAX_CELLS - 7), BlockRun(None, 1)]
-        blocks = frame_of(step(0, decode("a"), decode("b"), blocks=BlockMap(["a", "b"], runs))).blocks
-        assert blocks is not None
-        assert (blocks.num_cells, blocks.blocks_per_cell) == (MAX_CELLS, 4)
-        # A used block shows among free ones; of two owners with as many blocks the first does.
-        assert blocks.runs == [0, 1, 1, 1, 0, MAX_CELLS - 2] and sum(blocks.runs[1::2]) == MAX_CELLS
 
-    def test_in_a_coarse_map_used_shows_before_cached_and_cached_before_free(self) -> None:
-        builder = FrameBuilder()
-        shared, cached = BlockRun(messages.SHARED, 1), BlockRun(messages.CACHED, 2)
-        runs = [shared, cached, BlockRun(None, 1), BlockRun(messages.CACHED, 1), BlockRun(None, 4 * MAX_CELLS - 5)]
-        builder.add_blocks(BlockMap([], runs))
-        assert builder.has_news
-        blocks = builder.take(1.0).blocks
-        assert blocks is not None and blocks.runs == [SHARED, 1, CACHED, 1, FREE, MAX_CELLS - 2]
+def test_who_leaves_is_told_once() -> None:
+    first, second = frames_of(step(0, decode("a"), decode("b"), finished=["a"]), step(1, decode("b", output=2)), None)
+    assert cells(first) == {"a": "d.", "b": "dd"} and running(first) == {"b"}
+    assert cells(second) == {"b": ""}
 
-    def test_a_request_keeps_its_number_from_the_first_map_on(self) -> None:
-        builder = FrameBuilder()
-        builder.add_blocks(BlockMap(["a", "b"], [BlockRun(1, 4)]))
-        first = builder.take(1.0).blocks
-        builder.add(step(0, decode("a"), decode("b")))
-        numbers = {each.request_id: each.number for each in builder.take(2.0).rows}
-        assert first is not None and first.runs == [numbers["b"], 4]
+
+def test_a_preempted_request_comes_back_with_its_number() -> None:
+    first, second = frames_of(
+        step(0, decode("a"), decode("b")),
+        step(1, decode("a", output=2), preempted=["b"], waiting=[WaitingRow("b", 5)]),
+        None,
+        step(2, decode("a", output=3), chunk("b", tokens=5)),
+    )
+    assert cells(first)["b"] == "dp" and running(first) == {"a"}
+    assert first.waiting == [(numbers(first)["b"], 5)]
+    assert numbers(second)["b"] == numbers(first)["b"]
+
+
+def test_who_is_gone_although_nobody_says_so_does_not_run() -> None:
+    builder = FrameBuilder()
+    builder.add(step(0, decode("gone"), decode("b"), waiting=[WaitingRow("too", 3)]))
+    builder.add(step(1, decode("b", output=2), num_running=1, waiting=[WaitingRow("too", 3)]))
+    assert running(builder.take(1.0)) == {"b"}
+    builder.became_idle()
+    frame = builder.take(2.0)
+    assert running(frame) == set() and frame.waiting == []
+
+
+def test_what_a_request_found_in_the_cache_is_told_as_long_as_it_runs() -> None:
+    first, second = frames_of(
+        step(0, row("a", prompt=40, computed=32, tokens=8, cached=32), chunk("b")),
+        step(1, row("a", prompt=40, computed=40, output=1), decode("b")),
+        None,
+        step(2, row("a", prompt=40, computed=41, output=2), num_running=2),
+    )
+    assert cells(first) == {"a": "hd", "b": "cd"}
+    assert [[each.num_cached_tokens for each in frame.rows] for frame in (first, second)] == [[32, 0]] * 2
+
+
+def test_a_request_that_comes_back_finds_something_else() -> None:
+    frame = frame_of(
+        step(0, row("a", prompt=40, computed=32, tokens=8, cached=32)),
+        step(1, preempted=["a"], waiting=[WaitingRow("a", 41)]),
+        step(2, row("a", prompt=40, computed=0, tokens=41, output=1)),
+    )
+    assert cells(frame) == {"a": "hpc"} and frame.rows[0].num_cached_tokens == 0
+
+
+def test_only_the_last_of_too_many_steps_are_drawn() -> None:
+    frame = frame_of(*(step(i, decode("a", output=1 + i)) for i in range(MAX_COLUMNS + 5)))
+    assert len(frame.columns) == len(cells(frame)["a"]) == MAX_COLUMNS
+    assert frame.num_skipped_columns == 5
+    assert frame.rows[0].num_output_tokens == MAX_COLUMNS + 5
+
+
+def test_numbers_of_requests_that_are_gone_are_not_kept() -> None:
+    builder = FrameBuilder()
+    for i in range(100):
+        builder.add(step(i, chunk(f"r{i}"), finished=[f"r{i}"]))
+        builder.take(float(i))
+    assert len(builder._numbers) == 0
+
+
+def test_owners_are_the_numbers_of_the_rows() -> None:
+    shared, cached = BlockRun(messages.SHARED, 2), BlockRun(messages.CACHED, 2)
+    runs = [BlockRun(0, 2), BlockRun(None, 3), BlockRun(1, 1), cached, shared]
+    frame, later = frames_of(step(0, decode("a"), decode("b"), blocks=BlockMap(["b", "a"], runs)), None)
+    number = numbers(frame)
+    assert frame.blocks is not None and later.blocks is None
+    assert frame.blocks.runs == [number["b"], 2, FREE, 3, number["a"], 1, CACHED, 2, SHARED, 2]
+    assert (frame.blocks.num_cells, frame.blocks.blocks_per_cell) == (10, 1)
+
+
+def test_a_large_cache_shows_several_blocks_as_one_cell() -> None:
+    runs = [BlockRun(0, 1), BlockRun(None, 3), BlockRun(1, 2), BlockRun(0, 4 * MAX_CELLS - 7), BlockRun(None, 1)]
+    blocks = frame_of(step(0, decode("a"), decode("b"), blocks=BlockMap(["a", "b"], runs))).blocks
+    assert blocks is not None
+    assert (blocks.num_cells, blocks.blocks_per_cell) == (MAX_CELLS, 4)
+    # A used block shows among free ones; of two owners with as many blocks the first does.
+    assert blocks.runs == [0, 1, 1, 1, 0, MAX_CELLS - 2] and sum(blocks.runs[1::2]) == MAX_CELLS
+
+
+def test_in_a_coarse_map_used_shows_before_cached_and_cached_before_free() -> None:
+    builder = FrameBuilder()
+    shared, cached = BlockRun(messages.SHARED, 1), BlockRun(messages.CACHED, 2)
+    runs = [shared, cached, BlockRun(None, 1), BlockRun(messages.CACHED, 1), BlockRun(None, 4 * MAX_CELLS - 5)]
+    builder.add_blocks(BlockMap([], runs))
+    assert builder.has_news
+    blocks = builder.take(1.0).blocks
+    assert blocks is not None and blocks.runs == [SHARED, 1, CACHED, 1, FREE, MAX_CELLS - 2]
+
+
+def test_a_request_keeps_its_number_from_the_first_map_on() -> None:
+    builder = FrameBuilder()
+    builder.add_blocks(BlockMap(["a", "b"], [BlockRun(1, 4)]))
+    first = builder.take(1.0).blocks
+    builder.add(step(0, decode("a"), decode("b")))
+    assert first is not None and first.runs == [numbers(builder.take(2.0))["b"], 4]
 
 
 # ---- latencies ------------------------------------------------------------------------------------------------------
 
 
-class TestLatency:
-    def test_times_are_sums_of_steps(self) -> None:
-        gaps, first_tokens = RecentTimes(now=lambda: 0.0), RecentTimes(now=lambda: 0.0)
-        times = TokenTimes(gaps=gaps, first_tokens=first_tokens)
-        times.add(step(0, chunk("a", tokens=2), step_s=0.1, waiting=[WaitingRow("b", 4)]))
-        times.add(step(1, chunk("a", computed=2, tokens=2), step_s=0.2))  # a's first token
-        times.add(step(2, decode("a"), chunk("b"), step_s=0.4))  # a's second, b's first
-        times.add(step(3, decode("b"), step_s=0.8, finished=["b"]))
-        assert first_tokens.of_last(10) == pytest.approx([0.3, 0.4])
-        assert gaps.of_last(10) == pytest.approx([0.4, 0.8])
+def test_times_are_sums_of_steps() -> None:
+    gaps, first_tokens = RecentTimes(now=lambda: 0.0), RecentTimes(now=lambda: 0.0)
+    times = TokenTimes(gaps=gaps, first_tokens=first_tokens)
+    times.add(step(0, chunk("a", tokens=2), step_s=0.1, waiting=[WaitingRow("b", 4)]))
+    times.add(step(1, chunk("a", computed=2, tokens=2), step_s=0.2))  # a's first token
+    times.add(step(2, decode("a"), chunk("b"), step_s=0.4))  # a's second, b's first
+    times.add(step(3, decode("b"), step_s=0.8, finished=["b"]))
+    assert first_tokens.of_last(10) == pytest.approx([0.3, 0.4])
+    assert gaps.of_last(10) == pytest.approx([0.4, 0.8])
 
-    def test_a_request_that_was_decoding_before_anybody_looked_has_no_first_token(self) -> None:
-        gaps, first_tokens = RecentTimes(), RecentTimes()
-        times = TokenTimes(gaps=gaps, first_tokens=first_tokens)
-        times.add(step(0, decode("a", output=7)))
-        assert first_tokens.of_last(10) == gaps.of_last(10) == []
-        times.add(step(1, decode("a", output=8)))
-        assert len(gaps.of_last(10)) == 1
 
-    def test_a_preempted_request_has_one_long_gap(self) -> None:
-        gaps = RecentTimes(now=lambda: 0.0)
-        times = TokenTimes(gaps=gaps, first_tokens=None)
-        times.add(step(0, decode("a")))
-        times.add(step(1, preempted=["a"], waiting=[WaitingRow("a", 6)]))
-        times.forget_others(running=set())
-        times.add(step(2, row("a", output=2, tokens=6)))
-        assert gaps.of_last(10) == pytest.approx([0.2])
+def test_a_request_that_was_decoding_before_anybody_looked_has_no_first_token() -> None:
+    gaps, first_tokens = RecentTimes(), RecentTimes()
+    times = TokenTimes(gaps=gaps, first_tokens=first_tokens)
+    times.add(step(0, decode("a", output=7)))
+    assert first_tokens.of_last(10) == gaps.of_last(10) == []
+    times.add(step(1, decode("a", output=8)))
+    assert len(gaps.of_last(10)) == 1
 
-    def test_old_samples_do_not_count(self) -> None:
-        now = 0.0
-        times = RecentTimes(now=lambda: now)
-        times.add(1.0)
-        now = 8.0
-        times.add(2.0)
-        now = 11.0
-        assert times.of_last(10) == [2.0]
-        assert times.of_last(60) == [1.0, 2.0]
-        now = 70.5
-        assert times.of_last(600) == []
 
-    @pytest.mark.parametrize(("share", "expected"), [(0.0, 1), (0.5, 51), (0.99, 100), (1.0, 100)])
-    def test_percentile(self, share: float, expected: float) -> None:
-        assert percentile([float(i) for i in range(1, 101)], share) == expected
-        assert percentile([], share) is None
+def test_a_preempted_request_has_one_long_gap() -> None:
+    gaps = RecentTimes(now=lambda: 0.0)
+    times = TokenTimes(gaps=gaps, first_tokens=None)
+    times.add(step(0, decode("a")))
+    times.add(step(1, preempted=["a"], waiting=[WaitingRow("a", 6)]))
+    times.forget_others(running=set())
+    times.add(step(2, row("a", output=2, tokens=6)))
+    assert gaps.of_last(10) == pytest.approx([0.2])
+
+
+def test_old_samples_do_not_count() -> None:
+    now = 0.0
+    times = RecentTimes(now=lambda: now)
+    times.add(1.0)
+    now = 8.0
+    times.add(2.0)
+    now = 11.0
+    assert times.of_last(10) == [2.0]
+    assert times.of_last(60) == [1.0, 2.0]
+    now = 70.5
+    assert times.of_last(600) == []
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 1), (0.5, 51), (0.99, 100), (1.0, 100)])
+def test_percentile(share: float, expected: float) -> None:
+    assert percentile([float(i) for i in range(1, 101)], share) == expected
+    assert percentile([], share) is None
 
 
 # ---- advice ---------------------------------------------------------------------------------------------------------
@@ -256,78 +266,63 @@ EVEN = {"num_gaps": 1000, "gap_p50_s": 0.02, "gap_p99_s": 0.05}
 UNEVEN = {"num_gaps": 1000, "gap_p50_s": 0.02, "gap_p99_s": 0.08}
 
 
-class TestAdvice:
-    @pytest.mark.parametrize(
-        ("vitals", "level", "words"),
-        [
-            (Vitals(), "calm", "Idle"),
-            (Vitals(**UNEVEN, num_preemptions=3), "calm", "Idle"),
-            (Vitals(num_running=1, max_num_seqs=8), "calm", "alone"),
-            (Vitals(**BUSY, **EVEN), "good", "All is well"),
-            (Vitals(**BUSY, **UNEVEN, num_preemptions=3), "warn", "--max-num-seqs"),
-            (Vitals(**BUSY, **UNEVEN), "warn", "--max-chunk-tokens"),
-            (Vitals(**BUSY, **EVEN, num_preemptions=3), "good", "All is well"),
-            (Vitals(**BUSY, num_gaps=5, gap_p50_s=0.01, gap_p99_s=1.0, num_preemptions=1), "good", "All is well"),
-            (Vitals(num_running=3, max_num_seqs=8, num_waiting=2, kv_used=0.97), "warn", "KV memory is full"),
-            (Vitals(num_running=3, max_num_seqs=8, kv_used=0.97), "good", "All is well"),
-            (Vitals(**BUSY, num_waiting=9, queue_growth=5), "warn", "batch is full"),
-            (Vitals(num_running=3, max_num_seqs=8, num_waiting=9, queue_growth=5), "warn", "--max-num-batched-tokens"),
-            (Vitals(**BUSY, num_waiting=9, queue_growth=-2), "good", "All is well"),
-            (Vitals(**BUSY, evicted=0.5, hit_rate=0.2, hit_rate_before=0.6), "warn", "from 60% to 20%"),
-            (Vitals(**BUSY, evicted=0.1, hit_rate=0.2, hit_rate_before=0.6), "good", "All is well"),
-            (Vitals(**BUSY, evicted=0.5, hit_rate=0.55, hit_rate_before=0.6), "good", "All is well"),
-            (Vitals(**BUSY, evicted=0.5, hit_rate=None, hit_rate_before=0.6), "good", "All is well"),
-            (Vitals(is_healthy=False, reason="it stopped"), "bad", "it stopped"),
-        ],
-    )
-    def test_says_what_is_seen(self, vitals: Vitals, level: str, words: str) -> None:
-        advice = advise(vitals)
-        assert advice.level == level
-        assert words in f"{advice.title} {advice.text}"
+@pytest.mark.parametrize(
+    ("vitals", "level", "words"),
+    [
+        (Vitals(), "calm", "Idle"),
+        (Vitals(**UNEVEN, num_preemptions=3), "calm", "Idle"),
+        (Vitals(num_running=1, max_num_seqs=8), "calm", "alone"),
+        (Vitals(**BUSY, **EVEN), "good", "All is well"),
+        (Vitals(**BUSY, **UNEVEN, num_preemptions=3), "warn", "--max-num-seqs"),
+        (Vitals(**BUSY, **UNEVEN), "warn", "--max-chunk-tokens"),
+        (Vitals(**BUSY, **EVEN, num_preemptions=3), "good", "All is well"),
+        (Vitals(**BUSY, num_gaps=5, gap_p50_s=0.01, gap_p99_s=1.0, num_preemptions=1), "good", "All is well"),
+        (Vitals(num_running=3, max_num_seqs=8, num_waiting=2, kv_used=0.97), "warn", "KV memory is full"),
+        (Vitals(num_running=3, max_num_seqs=8, kv_used=0.97), "good", "All is well"),
+        (Vitals(**BUSY, num_waiting=9, queue_growth=5), "warn", "batch is full"),
+        (Vitals(num_running=3, max_num_seqs=8, num_waiting=9, queue_growth=5), "warn", "--max-num-batched-tokens"),
+        (Vitals(**BUSY, num_waiting=9, queue_growth=-2), "good", "All is well"),
+        (Vitals(**BUSY, evicted=0.5, hit_rate=0.2, hit_rate_before=0.6), "warn", "from 60% to 20%"),
+        (Vitals(**BUSY, evicted=0.1, hit_rate=0.2, hit_rate_before=0.6), "good", "All is well"),
+        (Vitals(**BUSY, evicted=0.5, hit_rate=0.55, hit_rate_before=0.6), "good", "All is well"),
+        (Vitals(**BUSY, evicted=0.5, hit_rate=None, hit_rate_before=0.6), "good", "All is well"),
+        (Vitals(is_healthy=False, reason="it stopped"), "bad", "it stopped"),
+    ],
+)
+def test_says_what_is_seen(vitals: Vitals, level: str, words: str) -> None:
+    advice = advise(vitals)
+    assert advice.level == level
+    assert words in f"{advice.title} {advice.text}"
 
-    def test_flags_it_names_exist(self) -> None:
-        from headway.config import EngineConfig
 
-        for name in ("max_num_seqs", "kv_cache_memory", "gpu_memory_utilization", "max_num_batched_tokens"):
-            EngineConfig.from_options(**{name: None if name != "gpu_memory_utilization" else 0.9})
-        EngineConfig.from_options(max_chunk_tokens=64, target_itl_ms=20.0)
+def trend_of(*looks: tuple[float, EngineStats]) -> Trend:
+    trend = Trend()
+    for second, stats in looks:
+        trend.add(second, stats)
+    return trend
 
-    def test_a_queue_grows_only_if_it_was_never_empty(self) -> None:
-        trend = Trend()
-        for second in range(int(GROWTH_WINDOW_S)):
-            trend.add(float(second), EngineStats(num_waiting=second))
-        assert trend.queue_growth == 0
-        for second in range(int(GROWTH_WINDOW_S), int(2 * GROWTH_WINDOW_S)):
-            trend.add(float(second), EngineStats(num_waiting=second))
-        assert trend.queue_growth == GROWTH_WINDOW_S
 
-    def test_a_burst_that_has_just_come_is_no_trend(self) -> None:
-        trend = Trend()
-        trend.add(0.0, EngineStats(num_waiting=1))
-        trend.add(1.0, EngineStats(num_waiting=40))
-        assert trend.queue_growth == 0
+def test_a_queue_grows_only_if_it_was_never_empty_nor_by_a_burst() -> None:
+    seconds = [(float(second), EngineStats(num_waiting=second)) for second in range(int(2 * GROWTH_WINDOW_S))]
+    assert trend_of(*seconds[: int(GROWTH_WINDOW_S)]).queue_growth == 0
+    assert trend_of(*seconds).queue_growth == GROWTH_WINDOW_S
+    assert trend_of((0.0, EngineStats(num_waiting=1)), (1.0, EngineStats(num_waiting=40))).queue_growth == 0
 
-    def test_preemptions_of_the_last_minute(self) -> None:
-        trend = Trend()
-        for second in (0, 30, 59, 61):
-            trend.add(float(second), EngineStats(num_preemptions=second))
-        assert trend.num_preemptions == 61 - 30
 
-    def test_hit_rates_of_the_last_minute_and_the_one_before(self) -> None:
-        trend = Trend()
-        assert trend.hit_rate is None and trend.hit_rate_before is None and trend.num_evicted_blocks == 0
-        hits = 0
-        for second in range(121):
-            hits += 80 if 0 < second <= 60 else 20 if second else 0
-            stats = EngineStats(num_queried_tokens=100 * second, num_hit_tokens=hits, num_evicted_blocks=second)
-            trend.add(float(second), stats)
-        assert (trend.hit_rate_before, trend.hit_rate, trend.num_evicted_blocks) == (0.8, 0.2, 60)
+def test_preemptions_of_the_last_minute() -> None:
+    trend = trend_of(*((float(second), EngineStats(num_preemptions=second)) for second in (0, 30, 59, 61)))
+    assert trend.num_preemptions == 61 - 30
 
-    def test_a_few_lookups_are_no_hit_rate(self) -> None:
-        trend = Trend()
-        trend.add(0.0, EngineStats())
-        trend.add(1.0, EngineStats(num_queried_tokens=500, num_hit_tokens=100))
-        assert trend.hit_rate is None
+
+def test_hit_rates_of_the_last_minute_and_the_one_before() -> None:
+    def looked_up(second: int) -> EngineStats:
+        hits = 80 * min(second, 60) + 20 * max(second - 60, 0)
+        return EngineStats(num_queried_tokens=100 * second, num_hit_tokens=hits, num_evicted_blocks=second)
+
+    assert (Trend().hit_rate, Trend().hit_rate_before, Trend().num_evicted_blocks) == (None, None, 0)
+    trend = trend_of(*((float(second), looked_up(second)) for second in range(121)))
+    assert (trend.hit_rate_before, trend.hit_rate, trend.num_evicted_blocks) == (0.8, 0.2, 60)
+    assert trend_of((0.0, looked_up(0)), (1.0, looked_up(5))).hit_rate is None, "they are too few"
 
 
 # ---- who looks ------------------------------------------------------------------------------------------------------
@@ -340,112 +335,110 @@ def parse(event: bytes) -> tuple[str, dict[str, Any]]:
 
 async def next_frame(events: AsyncIterator[bytes]) -> dict[str, Any]:
     while True:
-        name, data = parse(await asyncio.wait_for(anext(events), 5))
+        name, data = parse(await asyncio.wait_for(anext(events), 25))
         if name == "frame":
             return data
 
 
-class TestHub:
-    async def test_the_engine_is_watched_only_while_somebody_looks(self) -> None:
-        engine = ScriptedEngine()
-        hub = LiveHub(engine, frame_s=0.01)
-        assert engine.viewers == []
-        first, second = hub.events(), hub.events()
+@contextlib.asynccontextmanager
+async def views_of(hubs: Any, *places: str) -> AsyncIterator[list[AsyncIterator[bytes]]]:
+    """Of a hub one view, or those of these replicas; they end with it."""
+    views = [hubs.of(place).events() for place in places] or [hubs.events()]
+    yield views
+    for view in views:
+        await view.aclose()
+
+
+@contextlib.asynccontextmanager
+async def running_engine(engine: ScriptedEngine) -> AsyncIterator[ScriptedEngine]:
+    work = asyncio.create_task(engine.run())
+    yield engine
+    work.cancel()
+
+
+async def test_the_engine_is_watched_only_while_somebody_looks() -> None:
+    engine = ScriptedEngine()
+    hub = LiveHub(engine, frame_s=0.01)
+    assert engine.viewers == []
+    async with views_of(hub) as (first,):
         name, hello = parse(await anext(first))
         assert name == "hello" and hello["num_blocks"] == 320
+        async with views_of(hub) as (second,):
+            await next_frame(first)
+            await next_frame(second)
+            assert len(engine.viewers) == 1 and hub.num_viewers == 2
         await next_frame(first)
-        await next_frame(second)
-        assert len(engine.viewers) == 1 and hub.num_viewers == 2
-        await first.aclose()
-        await asyncio.sleep(0.02)
         assert len(engine.viewers) == 1
-        await second.aclose()
-        await until(lambda: engine.viewers == [])
-        assert hub.num_viewers == 0
+    await until(lambda: engine.viewers == [])
+    assert hub.num_viewers == 0
 
-    async def test_who_comes_later_is_told_the_last_map(self) -> None:
-        hub = LiveHub(ScriptedEngine(num_blocks=32), frame_s=0.01)
-        first = hub.events()
+
+async def test_who_comes_later_is_told_the_last_map() -> None:
+    hub = LiveHub(ScriptedEngine(num_blocks=32), frame_s=0.01)
+    async with views_of(hub) as (first,), views_of(hub) as (second,):
         while (frame := await next_frame(first))["blocks"] is None:
             pass
         assert frame["blocks"]["runs"] == [FREE, 32]
-        second = hub.events()
         assert parse(await anext(second))[0] == "hello"
         assert (await next_frame(second))["blocks"] == frame["blocks"]
-        await first.aclose()
-        await second.aclose()
 
-    async def test_frames_tell_of_a_request_from_beginning_to_end(self) -> None:
-        engine = ScriptedEngine(step_s=0.002)
-        work = asyncio.create_task(engine.run())
-        events = LiveHub(engine, frame_s=0.01).events()
-        await next_frame(events)
+
+async def test_frames_tell_of_a_request_from_beginning_to_end() -> None:
+    async with (
+        running_engine(ScriptedEngine(step_s=0.002)) as engine,
+        views_of(LiveHub(engine, frame_s=0.01)) as (view,),
+    ):
+        await next_frame(view)
         engine.submit(num_prompt_tokens=300, max_tokens=5)
         strip, frame = "", {}
         while len(strip.replace(".", "")) < 6 or any(each[6] for each in frame["rows"]):
-            frame = await next_frame(events)
+            frame = await next_frame(view)
             strip += "".join(each[7] for each in frame["rows"])
-        assert strip.replace(".", "") == "ccdddd"
-        assert frame["numbers"]["generation_tokens"] == 5 and frame["numbers"]["num_running"] == 0
-        assert frame["numbers"]["ttft_p50_ms"] > frame["numbers"]["itl_p50_ms"] > 0
-        work.cancel()
-        await events.aclose()
+    assert strip.replace(".", "") == "ccdddd"
+    assert frame["numbers"]["generation_tokens"] == 5 and frame["numbers"]["num_running"] == 0
+    assert frame["numbers"]["ttft_p50_ms"] > frame["numbers"]["itl_p50_ms"] > 0
 
-    async def test_a_slow_viewer_misses_frames_and_memory_stays_small(self) -> None:
-        engine = ScriptedEngine(step_s=0.0)
-        work = asyncio.create_task(engine.run())
+
+async def test_a_slow_viewer_misses_frames_and_memory_stays_small() -> None:
+    async with running_engine(ScriptedEngine(step_s=0.0)) as engine:
         hub = LiveHub(engine, frame_s=0.001)
-        events = hub.events()
-        await anext(events)
-        engine.submit(num_prompt_tokens=10, max_tokens=60)
-        (queue,) = hub._viewers
-        await until(queue.full)
-        await until(lambda: engine.stats.generation_tokens == 60)
-        assert queue.qsize() <= MAX_QUEUED_EVENTS
-        assert (await next_frame(events))["numbers"]["generation_tokens"] > 0
-        work.cancel()
-        await events.aclose()
+        async with views_of(hub) as (view,):
+            await anext(view)
+            engine.submit(num_prompt_tokens=10, max_tokens=60)
+            (queue,) = hub._viewers
+            await until(queue.full)
+            await until(lambda: engine.stats.generation_tokens == 60)
+            assert queue.qsize() <= MAX_QUEUED_EVENTS
+            assert (await next_frame(view))["numbers"]["generation_tokens"] > 0
 
-    async def test_closing_ends_all_streams(self) -> None:
-        hub = LiveHub(ScriptedEngine(), frame_s=0.01)
-        events = hub.events()
-        await next_frame(events)
-        hub.close()
-        assert len([event async for event in events]) <= MAX_QUEUED_EVENTS
-        assert [event async for event in hub.events()] == []
-        assert hub.num_viewers == 0
 
-    async def test_viewers_hear_of_another_engine(self) -> None:
-        engine = ScriptedEngine()
-        hub = LiveHub(engine, frame_s=0.01)
-        events = hub.events()
-        await next_frame(events)
+async def test_viewers_hear_of_another_engine() -> None:
+    engine = ScriptedEngine()
+    async with views_of(LiveHub(engine, frame_s=0.01)) as (view,):
+        await next_frame(view)
         assert engine.info is not None
         engine.info = msgspec.structs.replace(engine.info, num_blocks=77)
-        while True:
-            name, data = parse(await asyncio.wait_for(anext(events), 5))
-            if name == "hello":
-                break
-        assert data["num_blocks"] == 77
-        await events.aclose()
+        while (told := parse(await asyncio.wait_for(anext(view), 25)))[0] != "hello":
+            pass
+        assert told[1]["num_blocks"] == 77
 
-    async def test_a_failure_inside_ends_the_streams_and_the_next_viewer_starts_anew(self) -> None:
-        engine = ScriptedEngine()
-        hub = LiveHub(engine, frame_s=0.01)
-        events = hub.events()
-        await next_frame(events)
+
+async def test_a_failure_inside_ends_the_streams_and_the_next_viewer_starts_anew() -> None:
+    engine = ScriptedEngine()
+    hub = LiveHub(engine, frame_s=0.01)
+    async with views_of(hub) as (view,):
+        await next_frame(view)
         engine.viewers[0].push("no snapshot")  # type: ignore[arg-type]
-        assert len([event async for event in events]) <= MAX_QUEUED_EVENTS
-        again = hub.events()
+        assert len([event async for event in view]) <= MAX_QUEUED_EVENTS
+    async with views_of(hub) as (again,):
         await next_frame(again)
-        await again.aclose()
 
-    async def test_first_tokens_that_others_measure_are_shown(self) -> None:
-        first_tokens = RecentTimes()
-        first_tokens.add(1.25)
-        events = LiveHub(ScriptedEngine(), first_tokens=first_tokens, frame_s=0.01).events()
-        assert (await next_frame(events))["numbers"]["ttft_p50_ms"] == 1250
-        await events.aclose()
+
+async def test_first_tokens_that_others_measure_are_shown() -> None:
+    first_tokens = RecentTimes()
+    first_tokens.add(1.25)
+    async with views_of(LiveHub(ScriptedEngine(), first_tokens=first_tokens, frame_s=0.01)) as (view,):
+        assert (await next_frame(view))["numbers"]["ttft_p50_ms"] == 1250
 
 
 # ---- several replicas -----------------------------------------------------------------------------------------------
@@ -455,16 +448,14 @@ def two_replicas() -> ScriptedReplicas:
     return ScriptedReplicas(ScriptedEngine(num_blocks=32), ScriptedEngine(num_blocks=64))
 
 
-class TestReplicas:
-    async def test_a_viewer_sees_the_steps_of_one_and_the_load_of_all(self) -> None:
-        engine = ScriptedReplicas(ScriptedEngine(step_s=0.002), ScriptedEngine(step_s=0.002))
-        hubs = LiveHubs(engine)
-        views = [hubs.of("0").events(), hubs.of("1").events()]
+async def test_a_viewer_sees_the_steps_of_one_and_the_load_of_all() -> None:
+    engine = ScriptedReplicas(ScriptedEngine(step_s=0.002), ScriptedEngine(step_s=0.002))
+    hubs = LiveHubs(engine)
+    async with views_of(hubs, "0", "1") as views, running_engine(engine.replicas[1]) as second:
         frames = [await next_frame(view) for view in views]
         assert [frame["replica"] for frame in frames] == [0, 1] and hubs.num_viewers == 2
         assert [len(each.viewers) for each in engine.replicas] == [1, 1]
-        work = asyncio.create_task(engine.replicas[1].run())
-        engine.replicas[1].submit(num_prompt_tokens=10, max_tokens=4)
+        second.submit(num_prompt_tokens=10, max_tokens=4)
         strip = ""
         while frames[1]["numbers"]["generation_tokens"] < 4:
             frames[1] = await next_frame(views[1])
@@ -473,31 +464,31 @@ class TestReplicas:
         while frames[0]["replicas"][1]["generation_tokens"] < 4:
             frames[0] = await next_frame(views[0])
             assert frames[0]["rows"] == [] and frames[0]["numbers"]["generation_tokens"] == 0
-        work.cancel()
-        for view in views:
-            await view.aclose()
 
-    async def test_a_replica_that_is_not_watched_makes_no_snapshots(self) -> None:
-        engine = two_replicas()
-        events = LiveHubs(engine).of("1").events()
-        name, hello = parse(await anext(events))
+
+async def test_a_replica_that_is_not_watched_makes_no_snapshots() -> None:
+    engine = two_replicas()
+    async with views_of(LiveHubs(engine), "1") as (view,):
+        name, hello = parse(await anext(view))
         assert name == "hello" and hello["num_blocks"] == 64
-        await next_frame(events)
+        await next_frame(view)
         assert [len(each.viewers) for each in engine.replicas] == [0, 1]
-        await events.aclose()
 
-    @pytest.mark.parametrize("make_engine", [ScriptedEngine, two_replicas])
-    async def test_viewers_are_told_of_a_drain(self, make_engine: Callable[[], Any]) -> None:
-        for is_draining in (False, True):
-            events = LiveHubs(make_engine(), is_draining=lambda told=is_draining: told).of("0").events()
-            assert (await next_frame(events))["numbers"]["draining"] is is_draining
-            await events.aclose()
 
-    async def test_one_that_is_away_is_said_to_all_and_only_its_own_view_is_unwell(self) -> None:
-        engine = two_replicas()
-        engine.replicas[1].health = Health(False, "it is being restarted")
-        hubs = LiveHubs(engine)
-        views = [hubs.of("0").events(), hubs.of("1").events()]
+@pytest.mark.parametrize("make_engine", [ScriptedEngine, two_replicas])
+async def test_viewers_are_told_of_a_drain(make_engine: Callable[[], Any]) -> None:
+    for is_draining in (False, True):
+        async with views_of(LiveHubs(make_engine(), is_draining=lambda told=is_draining: told), "0") as (view,):
+            frame = await next_frame(view)
+            assert frame["numbers"]["draining"] is is_draining
+            assert (len(frame["replicas"]), frame["replica"]) == (0 if make_engine is ScriptedEngine else 2, 0)
+
+
+async def test_one_that_is_away_is_said_to_all_and_only_its_own_view_is_unwell() -> None:
+    engine = two_replicas()
+    engine.replicas[1].health = Health(False, "it is being restarted")
+    hubs = LiveHubs(engine)
+    async with views_of(hubs, "0", "1") as views:
         well, unwell = [await next_frame(view) for view in views]
         assert well["numbers"]["ok"] and not unwell["numbers"]["ok"]
         assert unwell["numbers"]["reason"] == "it is being restarted"
@@ -505,35 +496,29 @@ class TestReplicas:
         hubs.close()
         for view in views:
             assert len([event async for event in view]) <= MAX_QUEUED_EVENTS
-        assert hubs.num_viewers == 0
+        assert [event async for event in hubs.of("0").events()] == []
+    assert hubs.num_viewers == 0
 
-    async def test_a_single_one_tells_of_no_others(self) -> None:
-        events = LiveHubs(ScriptedEngine()).of("0").events()
-        frame = await next_frame(events)
-        assert frame["replicas"] == [] and frame["replica"] == 0
-        await events.aclose()
 
-    @pytest.mark.parametrize("wanted", ["2", "-1", "", "one", "00", "1.0", "9" * 5000, "%D9%A1", "0&replica=2"])
-    def test_a_replica_that_is_not_there(self, wanted: str) -> None:
-        server = FakeServer()
-        server.app = create_app(server.services, [*live_routes(two_replicas())])
-        answer = server.call("GET", f"/live?replica={wanted}")
-        assert answer.status_code == 404
-        error = answer.json()["error"]
-        assert error["param"] == "replica" and "the first is 0, the last is 1" in error["message"]
-        assert len(error["message"]) < 120
+@pytest.mark.parametrize("wanted", ["2", "-1", "", "one", "00", "1.0", "9" * 5000, "%D9%A1", "0&replica=2"])
+def test_a_replica_that_is_not_there(wanted: str) -> None:
+    server = FakeServer()
+    server.app = create_app(server.services, [*live_routes(two_replicas())])
+    answer = server.call("GET", f"/live?replica={wanted}")
+    assert answer.status_code == 404
+    error = answer.json()["error"]
+    assert error["param"] == "replica" and "the first is 0, the last is 1" in error["message"]
+    assert len(error["message"]) < 120
 
-    async def test_all_viewers_count_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(live_page, "MAX_VIEWERS", 2)
-        server, hubs = FakeServer(), LiveHubs(two_replicas())
-        server.app = create_app(server.services, [*live_routes(two_replicas(), hubs=hubs)])
-        views = [hubs.of("0").events(), hubs.of("1").events()]
+
+async def test_all_viewers_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_page, "MAX_VIEWERS", 2)
+    server, hubs = FakeServer(), LiveHubs(two_replicas())
+    server.app = create_app(server.services, [*live_routes(two_replicas(), hubs=hubs)])
+    async with views_of(hubs, "0", "1") as views, server.client() as client:
         for view in views:
             await next_frame(view)
-        async with server.client() as client:
-            assert (await client.get("/live?replica=1")).status_code == 429
-        for view in views:
-            await view.aclose()
+        assert (await client.get("/live?replica=1")).status_code == 429
 
 
 # ---- the page's files -----------------------------------------------------------------------------------------------
@@ -544,40 +529,40 @@ def client() -> TestClient:
     return TestClient(Starlette(routes=[*live_routes(ScriptedEngine())]))
 
 
-class TestFiles:
-    def test_the_page(self, client: TestClient) -> None:
-        answer = client.get("/")
-        assert answer.status_code == 200
-        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+@pytest.mark.parametrize(
+    ("path", "media_type"),
+    [
+        ("/", "text/html; charset=utf-8"),
+        ("/web/app.js", "text/javascript"),
+        ("/web/app.css", "text/css"),
+        ("/web/favicon.svg", "image/svg+xml"),
+    ],
+)
+def test_types_and_caching(client: TestClient, path: str, media_type: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith(media_type)
+    if path == "/":
         assert "default-src 'self'" in answer.headers["content-security-policy"]
+        return
+    again = client.get(path, headers={"if-none-match": f'"other", W/{answer.headers["etag"]}'})
+    assert again.status_code == 304 and again.content == b""
 
-    @pytest.mark.parametrize(
-        ("name", "media_type"),
-        [("app.js", "text/javascript"), ("app.css", "text/css"), ("favicon.svg", "image/svg+xml")],
-    )
-    def test_types_and_caching(self, client: TestClient, name: str, media_type: str) -> None:
-        answer = client.get(f"/web/{name}")
-        assert answer.status_code == 200 and answer.headers["content-type"].startswith(media_type)
-        again = client.get(f"/web/{name}", headers={"if-none-match": f'"other", W/{answer.headers["etag"]}'})
-        assert again.status_code == 304 and again.content == b""
 
-    @pytest.mark.parametrize(
-        "path",
-        ["/web/none.js", "/web/", "/web/..%2flive.py", "/web/%2e%2e/live.py", "/web/..%5clive.py", "/web/a%00.js"],
-    )
-    def test_nothing_else_can_be_asked_for(self, client: TestClient, path: str) -> None:
-        assert client.get(path).status_code == 404
+@pytest.mark.parametrize(
+    "path",
+    ["/web/none.js", "/web/", "/web/..%2flive.py", "/web/%2e%2e/live.py", "/web/..%5clive.py", "/web/a%00.js"],
+)
+def test_nothing_else_can_be_asked_for(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code == 404
 
-    def test_the_page_asks_nobody_else_for_anything(self, client: TestClient) -> None:
-        import re
-        from importlib import resources
 
-        names = set()
-        for entry in resources.files("headway.server").joinpath("web").iterdir():
-            names.add(entry.name)
-            text = entry.read_text().replace("http://www.w3.org/2000/svg", "")
-            assert "http://" not in text and "https://" not in text, entry.name
-        mentioned = set(re.findall(r"/web/([\w.]+)", client.get("/").text))
-        for script in [name for name in names if name.endswith(".js")]:
-            mentioned |= set(re.findall(r'from "\./([\w.]+)"', client.get(f"/web/{script}").text))
-        assert mentioned == names - {"index.html"}
+def test_the_page_asks_nobody_else_for_anything(client: TestClient) -> None:
+    names = set()
+    for entry in resources.files("headway.server").joinpath("web").iterdir():
+        names.add(entry.name)
+        text = entry.read_text().replace("http://www.w3.org/2000/svg", "")
+        assert "http://" not in text and "https://" not in text, entry.name
+    mentioned = set(re.findall(r"/web/([\w.]+)", client.get("/").text))
+    for script in [name for name in names if name.endswith(".js")]:
+        mentioned |= set(re.findall(r'from "\./([\w.]+)"', client.get(f"/web/{script}").text))
+    assert mentioned == names - {"index.html"}

@@ -19,9 +19,8 @@ from headway.server.admission.queue_limits import QueueLimits, Reservation
 from headway.server.admission.service_classes import ServiceClass, ServiceClasses
 from headway.server.api.api_errors import ApiError
 from tests.unit.clock import Clock
-from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, run, until
+from tests.unit.server.fake_engine import COMPLETIONS, FakeEngine, FakeServer, RawClient, until
 
-PATH = "/v1/completions"
 HIGH = ServiceClass("high", RequestOptions(ttft_target_s=0.5))
 MIDDLE = ServiceClass("middle", shed=1)
 LOW = ServiceClass("low", shed=2, max_waiting=3)
@@ -64,12 +63,8 @@ def test_a_class_has_a_limit_of_its_own() -> None:
     assert (error.status, error.code, error.headers["retry-after"]) == (429, "class_queue_full", "1")
     assert "class 'low' is full: 3 requests are waiting, of at most 3" in str(error)
     wait(queue, MIDDLE)
-    assert queue.lines["low"].num_refused == {
-        "queue_full": 0,
-        "class_queue_full": 1,
-        "tenant_queue_full": 0,
-        "late": 0,
-    }
+    refused = {"queue_full": 0, "class_queue_full": 1, "tenant_queue_full": 0, "late": 0}
+    assert queue.lines["low"].num_refused == refused
     assert (queue.num_requests, queue.lines["low"].num_waiting) == (4, 3)
 
 
@@ -86,6 +81,8 @@ def test_the_limit_of_a_class_counts_completions() -> None:
 def test_the_class_that_is_shed_first_gives_way_and_in_it_who_came_last() -> None:
     queue = limits()
     low_1, middle, low_2, high = (wait(queue, each) for each in (LOW, MIDDLE, LOW, HIGH))
+    for each in (low_2, low_1):
+        each.settle(num_requests=1, num_tokens=1)  # each keeps its turn
     later = wait(queue, MIDDLE)
     assert low_2.shed_error is not None and low_1.shed_error is None
     wait(queue, HIGH)
@@ -97,16 +94,6 @@ def test_the_class_that_is_shed_first_gives_way_and_in_it_who_came_last() -> Non
     assert "class 'low' is dropped first" in str(error)
     assert {name: line.num_shed for name, line in queue.lines.items()} == {"high": 0, "middle": 1, "low": 2}
     assert queue.num_requests == 4
-
-
-def test_a_place_that_is_settled_keeps_its_turn() -> None:
-    queue = limits()
-    first, second = wait(queue, LOW), wait(queue, LOW)
-    second.settle(num_requests=1, num_tokens=1)
-    first.settle(num_requests=1, num_tokens=1)
-    wait(queue, HIGH), wait(queue, HIGH)
-    wait(queue, HIGH)
-    assert second.shed_error is not None and first.shed_error is None
 
 
 @pytest.mark.parametrize("newcomer", [LOW, MIDDLE, None], ids=lambda each: each.name if each else "tokenize")
@@ -182,59 +169,54 @@ def test_a_target_that_cannot_be_met() -> None:
 # ---- over HTTP ------------------------------------------------------------------------------------------------------
 
 
-def client(server: FakeServer, service_class: str, **fields: Any) -> RawClient:
-    return RawClient(server.app, PATH, {"prompt": "Hi", "service_class": service_class, **fields})
+def waiting_server(number: int) -> FakeServer:
+    return FakeServer(FakeEngine(manual=True), classes=CLASSES, max_queue_requests=number)
 
 
-def error_of(done: RawClient) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(done.body)["error"]
-    return found
+async def ask(server: FakeServer, service_class: str, **fields: Any) -> RawClient:
+    """A request that has come to the engine, or was answered at once."""
+    number = len(server.engine.requests)
+    client = server.begin(COMPLETIONS, service_class=service_class, **fields)
+    await until(lambda: client.task.done() or len(server.engine.requests) > number)
+    return client
 
 
-async def waiting_in(server: FakeServer, number: int) -> None:
-    await until(lambda: len(server.engine.requests) == number)
+async def leave(*clients: RawClient) -> None:
+    for each in clients:
+        if not each.task.done():
+            await each.leave()
+
+
+def error_of(done: RawClient) -> tuple[int, str]:
+    return done.sent[0]["status"], json.loads(done.body)["error"]["code"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_that_waits_is_ended_for_a_better_one(stream: bool) -> None:
-    server = FakeServer(FakeEngine(manual=True), classes=CLASSES, max_queue_requests=2)
-    stays = client(server, "low", stream=stream)
-    await waiting_in(server, 1)
-    goes = client(server, "low", stream=stream, prompt=["a"])
-    await waiting_in(server, 2)
-    better = client(server, "high")
+    server = waiting_server(2)
+    stays = await ask(server, "low", stream=stream)
+    goes = await ask(server, "low", stream=stream, prompt=["a"])
+    better = await ask(server, "high")
     await goes.task
-    assert goes.sent[0]["status"] == 503
+    assert error_of(goes) == (503, "shed") and b"overloaded_error" in goes.body
     assert dict(goes.sent[0]["headers"])[b"retry-after"] == b"1"
-    assert (error_of(goes)["code"], error_of(goes)["type"]) == ("shed", "overloaded_error")
     assert server.engine.aborted == [server.engine.requests[1].request_id]
-    await waiting_in(server, 3)
     assert server.services.metrics.finished == {"stop": 0, "length": 0, "abort": 1, "error": 0}
-    await stays.leave()
-    await better.leave()
+    await leave(stays, better)
     assert (server.services.limits.num_requests, server.services.limits.num_tokens) == (0, 0)
 
 
 async def test_all_prompts_of_a_request_are_dropped_together_and_none_once_it_has_begun() -> None:
-    server = FakeServer(FakeEngine(manual=True), classes=CLASSES, max_queue_requests=4)
-    begun = client(server, "low")
-    many = client(server, "low", prompt=["a", "b"])
-    await waiting_in(server, 3)
+    server = waiting_server(4)
+    begun, many = await ask(server, "low"), await ask(server, "low", prompt=["a", "b"])
+    await server.engine.asked(3)
     server.engine.streams[server.engine.requests[0].request_id].note_begun()
-    fourth = client(server, "high")
-    await waiting_in(server, 4)
-    fifth = client(server, "high")
+    better = [await ask(server, "high") for _ in range(2)]
     await many.task
-    assert error_of(many)["code"] == "shed"
-    assert len(server.engine.aborted) == 2
-    await waiting_in(server, 5)
-    sixth = client(server, "high")
-    await waiting_in(server, 6)
-    refused = client(server, "high")
-    await refused.task
-    assert (refused.sent[0]["status"], error_of(refused)["code"]) == (429, "queue_full")
-    for each in (begun, fourth, fifth, sixth):
-        await each.leave()
+    assert error_of(many) == (503, "shed") and len(server.engine.aborted) == 2
+    better.append(await ask(server, "high"))
+    assert error_of(await ask(server, "high")) == (429, "queue_full")
+    await leave(begun, *better)
     assert server.services.limits.num_requests == 0
 
 
@@ -242,55 +224,40 @@ async def test_who_is_dropped_while_its_prompt_is_tokenised_never_reaches_the_en
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     go_on = threading.Event()
-    server = FakeServer(FakeEngine(manual=True), classes=CLASSES, max_queue_requests=1)
+    server = waiting_server(1)
     monkeypatch.setattr(server.tokenizer, "encode", lambda *args, **options: [1] if go_on.wait(20) else [])
-    slow = client(server, "low", prompt="x" * 2000)
+    slow = server.begin(COMPLETIONS, service_class="low", prompt="x" * 2000)
     await until(lambda: server.services.limits.num_requests)
-    better = client(server, "high", prompt=[1, 2])
-    await waiting_in(server, 1)
+    better = await ask(server, "high", prompt=[1, 2])
     assert not slow.sent
     go_on.set()
     await slow.task
-    assert (slow.sent[0]["status"], error_of(slow)["code"]) == (503, "shed")
+    assert error_of(slow) == (503, "shed")
     assert len(server.engine.requests) == 1
-    await better.leave()
+    await leave(better)
 
 
-def test_only_with_the_option_and_a_queue_in_the_engine_is_anybody_late() -> None:
-    def answer(refuse_late: bool, num_waiting: int) -> int:
-        async def scenario() -> int:
-            server = FakeServer(FakeEngine(manual=True), classes=CLASSES, refuse_late=refuse_late)
-            clock = Clock()
-            server.services.limits = limits(max_requests=100, now=clock)
-            for _ in range(10):
-                wait(server.services.limits, HIGH)
-            clock.now_s += 5.0
-            server.engine.stats = EngineStats(num_waiting=num_waiting)
-            newcomer = client(server, "high")
-            await until(lambda: newcomer.task.done() or server.engine.requests)
-            if newcomer.task.done():
-                assert error_of(newcomer)["code"] == "late"
-                return int(newcomer.sent[0]["status"])
-            await newcomer.leave()
-            return 200
-
-        return run(scenario())
-
-    assert answer(True, 3) == 429
-    assert answer(True, 0) == 200
-    assert answer(False, 3) == 200
+@pytest.mark.parametrize(("refuse_late", "num_waiting"), [(True, 3), (True, 0), (False, 3)])
+async def test_only_with_the_option_and_a_queue_in_the_engine_is_anybody_late(
+    refuse_late: bool, num_waiting: int
+) -> None:
+    server = FakeServer(FakeEngine(manual=True), classes=CLASSES, refuse_late=refuse_late)
+    clock = Clock()
+    server.services.limits = limits(max_requests=100, now=clock)
+    for _ in range(10):
+        wait(server.services.limits, HIGH)
+    clock.now_s += 5.0
+    server.engine.stats = EngineStats(num_waiting=num_waiting)
+    newcomer = await ask(server, "high")
+    is_late = refuse_late and num_waiting > 0
+    assert newcomer.task.done() == is_late
+    assert not is_late or error_of(newcomer) == (429, "late")
+    await leave(newcomer)
 
 
 async def test_metrics_by_class() -> None:
-    server = FakeServer(FakeEngine(manual=True), classes=CLASSES, max_queue_requests=2)
-    clients = [client(server, "low")]
-    await waiting_in(server, 1)
-    clients.append(client(server, "low"))
-    await waiting_in(server, 2)
-    refused = client(server, "low")
-    await refused.task
-    clients.append(client(server, "high"))
-    await waiting_in(server, 3)
+    server = waiting_server(2)
+    clients = [await ask(server, service_class) for service_class in ("low", "low", "low", "high")]
     async with server.client() as http:
         text = (await http.get("/metrics")).text
     found = {
@@ -305,9 +272,7 @@ async def test_metrics_by_class() -> None:
     assert found["class_refused_total", "high", "late"] == 0
     assert found["class_shed_total", "low"] == 1
     assert (found["class_queue_requests", "low"], found["class_queue_requests", "high"]) == (1, 1)
-    for each in clients:
-        if not each.task.done():
-            await each.leave()
+    await leave(*clients)
 
 
 def test_the_client_of_the_engine_marks_who_has_begun() -> None:

@@ -97,40 +97,31 @@ async def test_ordinary_prompts_do_not_wait_behind_long_ones(monkeypatch: pytest
     await asyncio.gather(*long)
 
 
-@pytest.mark.parametrize("make", ["tokenize", "from_texts", "from_messages", "options"])
+@pytest.mark.parametrize("make", ["tokenize", "from_texts", "from_messages", "options", "decode"])
 def test_a_text_that_is_too_long_is_refused_before_it_is_tokenised(make: str, monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch)
     maker, info = watched.maker, engine_ready(max_model_len=1000)
     most = 1000 * maker._chars_per_token
-    calls: dict[str, Callable[[int], Awaitable[Any]]] = {
-        "tokenize": lambda size: maker.tokenize("x" * size, info, add_special_tokens=True),
-        "from_texts": lambda size: maker.from_texts(["a", "x" * size], info),
-        "from_messages": lambda size: maker.from_messages(chat(size), info),
-        "options": lambda size: maker.from_messages(chat(1), info, template_options={"some": "x" * size}),
+    too_long = f"length is 1000 tokens. However, .* {most} characters, .* has {most + 1}"
+    calls: dict[str, tuple[Callable[[int], Awaitable[Any]], str]] = {
+        "tokenize": (lambda size: maker.tokenize("x" * size, info, add_special_tokens=True), too_long),
+        "from_texts": (lambda size: maker.from_texts(["a", "x" * size], info), too_long),
+        "from_messages": (lambda size: maker.from_messages(chat(size), info), too_long),
+        "options": (lambda size: maker.from_messages(chat(1), info, template_options={"some": "x" * size}), "at most"),
+        "decode": (lambda size: maker.decode([300] * size, info), f"at most 32000 ids; there are {most + 1}"),
     }
-    with pytest.raises(
-        ApiError,
-        match=f"length is 1000 tokens. However, .* {most} characters, .* has {most + 1}"
-        if make != "options"
-        else "at most",
-    ):
-        run(calls[make](most + 1))
+    work, told = calls[make]
+    with pytest.raises(ApiError, match=told):
+        run(work(most + 1))
     assert watched.in_loop == []
     if make == "tokenize":
-        assert len(run(calls[make](most))) == most, "more tokens than the context has"
+        assert len(run(work(most))) == most, "more tokens than the context has"
 
 
 def test_no_text_has_more_than_32_characters_per_token() -> None:
     tokenizer = small_tokenizer()
     tokenizer.backend.add_tokens(["-" * 200])
     assert PromptMaker(tokenizer, num_threads=1)._chars_per_token == 32
-
-
-def test_a_list_of_tokens_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch)
-    with pytest.raises(ApiError, match="at most 320 ids; there are 321"):
-        run(watched.maker.decode([300] * 321, engine_ready(max_model_len=10)))
-    assert watched.in_loop == []
 
 
 def test_the_first_request_finds_the_template_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

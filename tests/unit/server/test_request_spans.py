@@ -10,7 +10,7 @@ import pytest
 from headway.errors import ConfigError
 from headway.server.server_config import ServerConfig
 from headway.server.serving import run_server
-from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, run
+from tests.unit.server.fake_engine import COMPLETIONS, FakeEngine, FakeServer, run
 
 
 class Traced:
@@ -34,7 +34,7 @@ class Traced:
 
 def test_a_span_tells_where_the_time_went() -> None:
     traced = Traced()
-    traced.server.post("/v1/completions", {"prompt": [1, 2, 3], "stream": True}, headers={"x-request-id": "r1"})
+    traced.server.post(COMPLETIONS, {"prompt": [1, 2, 3], "stream": True}, headers={"x-request-id": "r1"})
     (span,) = traced.spans()
     assert span.name == "text_completion small"
     assert span.parent is None
@@ -61,54 +61,46 @@ def test_a_span_tells_where_the_time_went() -> None:
     assert span.end_time > span.start_time
 
 
-def test_a_span_belongs_to_the_clients_trace() -> None:
-    traced = Traced()
-    header = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-    traced.server.post("/v1/completions", {"prompt": [1]}, headers={"traceparent": header})
-    (span,) = traced.spans()
-    assert f"{span.context.trace_id:032x}" == "4bf92f3577b34da6a3ce929d0e0e4736"
-    assert f"{span.parent.span_id:016x}" == "00f067aa0ba902b7"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
-@pytest.mark.parametrize("header", ["", "nonsense", "00-0-0-01", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "\xff" * 9])
-def test_a_header_that_names_no_trace_starts_one(header: str) -> None:
+@pytest.mark.parametrize(
+    ("header", "parents"),
+    [
+        (f"00-{TRACE}-00f067aa0ba902b7-01", ["00f067aa0ba902b7"]),
+        (f"00-{TRACE}-00f067aa0ba902b7-00", []),  # a trace that is not sampled stays so
+        *(
+            (each, [None])
+            for each in ("", "nonsense", "00-0-0-01", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "\xff" * 9)
+        ),
+    ],
+)
+def test_a_span_belongs_to_the_clients_trace_if_the_header_names_one(header: str, parents: list[str | None]) -> None:
     traced = Traced()
-    answer = traced.server.post("/v1/completions", {"prompt": [1]}, headers={"traceparent": header.encode("latin-1")})
+    answer = traced.server.post(COMPLETIONS, {"prompt": [1]}, headers={"traceparent": header.encode("latin-1")})
     assert answer.status_code == 200
-    (span,) = traced.spans()
-    assert span.parent is None
+    spans = traced.spans()
+    assert [span.parent and f"{span.parent.span_id:016x}" for span in spans] == parents
+    assert parents == [None] or all(f"{span.context.trace_id:032x}" == TRACE for span in spans)
 
 
-def test_a_trace_that_is_not_sampled_stays_so() -> None:
-    traced = Traced()
-    header = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"
-    traced.server.post("/v1/completions", {"prompt": [1]}, headers={"traceparent": header})
-    assert traced.spans() == []
-
-
-def test_refusals_and_departures_have_spans_and_other_routes_have_none() -> None:
+def test_refusals_departures_and_failures_have_spans_and_other_routes_have_none() -> None:
     traced = Traced(FakeEngine(manual=True))
     traced.server.chat(audio={})
     traced.server.call("GET", "/health")
 
     async def leave() -> None:
-        await RawClient(traced.server.app, "/v1/completions", {"prompt": "a"}).leave()
+        await traced.server.begin(COMPLETIONS).leave()
 
     run(leave())
-    refused, left = traced.spans()
+    traced.server.engine.info = None
+    traced.server.chat()
+    refused, left, failed = traced.spans()
     assert (refused.name, refused.attributes["error.type"]) == ("chat small", "unsupported_field")
     assert refused.status.is_unset  # a fault of the client's
     assert (left.attributes["headway.disconnected"], left.attributes["http.response.status_code"]) == (True, 499)
-
-
-def test_what_the_server_is_to_blame_for_is_an_error() -> None:
-    engine = FakeEngine()
-    engine.info = None
-    traced = Traced(engine)
-    traced.server.chat()
-    (span,) = traced.spans()
-    assert not span.status.is_ok and not span.status.is_unset
-    assert span.status.description == "engine_unavailable"
+    assert not failed.status.is_ok and not failed.status.is_unset
+    assert failed.status.description == "engine_unavailable"
 
 
 def test_missing_packages_are_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

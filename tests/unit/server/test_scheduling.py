@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from typing import Any
 
 import pytest
@@ -11,10 +10,10 @@ import pytest
 from headway.core.request_options import RequestOptions
 from headway.rpc.messages import AddRequest, decode_to_engine, encode
 from headway.sampling_params import SamplingParams
-from headway.server.admission.service_classes import EXAMPLE, ServiceClass, ServiceClasses, parse_service_classes
+from headway.server.admission.service_classes import ServiceClass, ServiceClasses, parse_service_classes
 from tests.unit.rpc.scripted_channel import add, run
 from tests.unit.rpc.small_engine import create_engine
-from tests.unit.server.fake_engine import FakeEngine, FakeServer, engine_ready
+from tests.unit.server.fake_engine import CHAT, COMPLETIONS, FakeEngine, FakeServer, engine_ready
 
 CLASSES = ServiceClasses(
     {
@@ -26,13 +25,10 @@ CLASSES = ServiceClasses(
 
 
 def asked(server: FakeServer, **fields: Any) -> RequestOptions:
-    for path, body in (
-        ("/v1/completions", {"prompt": "Hi"}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
-    ):
-        response = server.post(path, body | fields)
+    for path in (COMPLETIONS, CHAT):
+        response = server.send(path, **fields)
         assert response.status_code == 200, response.text
-    by_chat, by_text = server.engine.requests[-1].options, server.engine.requests[-2].options
+    by_text, by_chat = (request.options for request in server.engine.requests[-2:])
     assert by_chat == by_text
     return by_chat
 
@@ -40,11 +36,10 @@ def asked(server: FakeServer, **fields: Any) -> RequestOptions:
 def test_what_a_request_says_itself() -> None:
     request = asked(FakeServer(), user="me", ttft_target_ms=250, tpot_target_ms=12.5)
     assert (request.tenant, request.ttft_target_s, request.tpot_target_s) == ("me", 0.25, 0.0125)
-
-
-def test_nothing_said() -> None:
-    request = asked(FakeServer(), user=None, ttft_target_ms=None, tpot_target_ms=None, service_class=None)
-    assert (request.tenant, request.priority, request.ttft_target_s, request.tpot_target_s) == ("", 0, None, None)
+    nothing = dict.fromkeys(("user", "ttft_target_ms", "tpot_target_ms", "service_class", "cache_salt", "cache_ttl_s"))
+    assert asked(FakeServer(), **nothing) == RequestOptions()
+    cached = asked(FakeServer(), cache_salt="team a", cache_ttl_s=60)
+    assert (cached.cache_salt, cached.cache_ttl_s) == ("team a", 60.0)
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "fair", "slo"])
@@ -65,39 +60,15 @@ def test_a_class_speaks_for_requests_that_do_not() -> None:
     assert (request.priority, request.ttft_target_s, request.tpot_target_s) == (10, None, None)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("ttft_target_ms", 0),
-        ("ttft_target_ms", -1),
-        ("ttft_target_ms", 1e12),
-        ("ttft_target_ms", "500"),
-        ("ttft_target_ms", True),
-        ("tpot_target_ms", 0.0),
-        ("tpot_target_ms", []),
-        ("service_class", "intractive"),
-        ("service_class", ""),
-        ("service_class", 5),
-        ("user", 5),
-        ("user", "x" * 257),
-        ("predicted_tokens", 5),
-    ],
-)
-def test_what_is_malformed_is_400(field: str, value: Any) -> None:
-    server = FakeServer(classes=CLASSES)
-    for response in (server.complete(**{field: value}), server.chat(**{field: value})):
-        assert response.status_code == 400
-        assert response.json()["error"]["param"] == field
-    assert not server.engine.requests
-    assert server.services.limits.num_requests == 0
-
-
 def test_an_unknown_class_is_told_which_there_are() -> None:
-    error = FakeServer(classes=CLASSES).complete(service_class="intractive").json()["error"]
-    assert error["code"] == "unknown_service_class"
+    server = FakeServer(classes=CLASSES)
+    assert server.chat(service_class="").json()["error"]["param"] == "service_class"
+    error = server.complete(service_class="intractive").json()["error"]
+    assert (error["param"], error["code"]) == ("service_class", "unknown_service_class")
     assert "Did you mean 'interactive'? The classes are: interactive, batch." in error["message"]
     assert FakeServer().complete(service_class="interactive").status_code == 400
     assert FakeServer().complete(service_class="default").status_code == 200
+    assert len(server.engine.requests) == server.services.limits.num_requests == 0
 
 
 def test_more_than_a_class_may_have_waiting_can_never_wait() -> None:
@@ -134,9 +105,3 @@ def test_the_engine_tells_who_has_begun_before_there_is_a_token() -> None:
     assert [batch.begun for batch in channel.batches[:3]] == [["a"], [], []]
     assert [delta.request_id for batch in channel.batches[:2] for delta in batch.deltas] == []
     assert sum(batch.begun.count("b") for batch in channel.batches) == 1
-
-
-def test_the_example_is_what_the_docs_say_it_is() -> None:
-    """docs/server.md: interactive requests drop standard ones, which drop those of batch."""
-    classes = parse_service_classes(tomllib.loads(EXAMPLE))
-    assert [each.name for each in sorted(classes, key=lambda each: each.shed)] == ["interactive", "standard", "batch"]

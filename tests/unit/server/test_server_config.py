@@ -90,7 +90,9 @@ WRONG_VALUES: list[dict[str, Any]] = [
     *({"port": 65536}, {"port": -1}, {"port": True}, {"api_key": ("",)}, {"served_model_name": (" ",)}),
     *({"max_queue_requests": 0}, {"max_body_bytes": 5}, {"queue_ttl_s": -1.0}, {"queue_ttl_s": float("nan")}),
     *({"receive_timeout_s": 0.0}, {"ssl_certfile": "x"}, {"ssl_keyfile": "x"}, {"access_log": "maybe"}),
+    *({"max_waiting_per_tenant": -1}, {"max_running_per_tenant": -1}),
     *({"refuse_late": "maybe"}, {"cache_salt_by_key": "maybe"}, {"cache_salt_by_key": True}),
+    {"cache_salt_by_key": "yes", "api_key": ("a",)},
     *({"cors_origin": ("https://a.example/",)}, {"cors_origin": ("a.example",)}, {"allowed_host": ("a.example:8000",)}),
     *({"allowed_host": ("http://a.example",)}, {"otlp_traces_endpoint": "localhost:4318"}),
 ]

@@ -42,6 +42,8 @@ def test_the_example_in_both_formats(tmp_path: Path) -> None:
         ]
     )
     assert from_toml.default.name == "standard"
+    by_shed = sorted(from_toml, key=lambda each: each.shed)
+    assert [each.name for each in by_shed] == ["interactive", "standard", "batch"], "docs/server.md says so"
 
 
 def test_help_and_docs_show_the_example() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headway.core.request_options import RequestOptions
-from headway.errors import ConfigError, EngineUnavailableError
+from headway.errors import EngineUnavailableError
 from headway.rpc.messages import AddRequest, Delta
 from headway.rpc.streams import RequestStream
 from headway.sampling_params import SamplingParams
@@ -18,36 +18,26 @@ from headway.server.admission.service_classes import ServiceClass, ServiceClasse
 from headway.server.admission.tenant_gate import TenantGate, default_most
 from headway.server.api.api_errors import ApiError
 from headway.server.server_config import ServerConfig
-from tests.unit.rpc.small_engine import create_engine
-from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, run, small_tokenizer, until
+from tests.unit.server.fake_engine import COMPLETIONS, FakeEngine, FakeServer, until
 
-PATH = "/v1/completions"
 ALICE, BOB = {"authorization": "Bearer alice"}, {"authorization": "Bearer bob"}
 KEYS = ("alice", "bob")
 
 
-# ---- whose request it is --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("api_key", [(), ("alice",), ("alice", "alice"), KEYS])
 def test_the_tenant_is_the_key_where_there_are_several_and_else_the_user(api_key: tuple[str, ...]) -> None:
-    server = FakeServer(api_key=api_key)
+    server, users = FakeServer(api_key=api_key), []
+    server.services.on_request_end.append(lambda record: users.append(record.user))
     for user in ("one", "another", None):
-        assert server.post(PATH, {"prompt": "Hi", "user": user}, headers=ALICE).status_code == 200
+        assert server.post(COMPLETIONS, {"prompt": "Hi", "user": user}, headers=ALICE).status_code == 200
     tenants = [request.options.tenant for request in server.engine.requests]
+    assert users == ["one", "another", None], "the log has the user, not the key"
     if api_key != KEYS:
         assert tenants == ["one", "another", ""]
         return
     assert len(set(tenants)) == 1 and "alice" not in tenants[0]
-    server.post(PATH, {"prompt": "Hi", "user": "one"}, headers=BOB)
+    server.post(COMPLETIONS, {"prompt": "Hi", "user": "one"}, headers=BOB)
     assert server.engine.requests[-1].options.tenant not in tenants
-
-
-def test_the_log_has_the_user_not_the_key() -> None:
-    server, users = FakeServer(api_key=KEYS), []
-    server.services.on_request_end.append(lambda record: users.append(record.user))
-    server.post(PATH, {"prompt": "Hi", "user": "me"}, headers=ALICE)
-    assert users == ["me"]
 
 
 # ---- the queue ------------------------------------------------------------------------------------------------------
@@ -116,19 +106,12 @@ def test_what_a_tenant_may_have_by_default(options: dict[str, Any], limits: tupl
     assert ServerConfig(**options).tenant_limits == limits
 
 
-@pytest.mark.parametrize("name", ["max_waiting_per_tenant", "max_running_per_tenant"])
-def test_wrong_limits_are_refused_by_name(name: str) -> None:
-    with pytest.raises(ConfigError, match=name):
-        ServerConfig(**{name: -1})
-
-
 async def test_over_http() -> None:
     server = FakeServer(FakeEngine(manual=True), api_key=KEYS, max_queue_requests=4)
-    body = {"prompt": ["a", "b"], "user": "x"}
-    waiting = RawClient(server.app, PATH, body, BOB)
+    waiting = server.begin(COMPLETIONS, BOB, prompt=["a", "b"], user="x")
     await server.engine.asked(2)
     async with server.client() as client:
-        for path, own in ((PATH, {"prompt": "c", "user": "y"}), ("/tokenize", {"prompt": "c"})):
+        for path, own in ((COMPLETIONS, {"prompt": "c", "user": "y"}), ("/tokenize", {"prompt": "c"})):
             refused = await client.post(path, json=own, headers=BOB)
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "tenant_queue_full")
             assert refused.headers["retry-after"] == "1"
@@ -222,92 +205,17 @@ async def test_what_the_engine_refuses_later_ends_the_stream_and_lets_the_next_o
     following.close()
 
 
-async def test_many_prompts_of_one_body_do_not_fill_the_engine() -> None:
+async def test_a_flood_does_not_fill_the_engine_whatever_users_it_invents() -> None:
     server = FakeServer(FakeEngine(manual=True), api_key=KEYS)
-    flood = RawClient(server.app, PATH, {"prompt": ["a"] * 300}, BOB)
-    await server.engine.asked()
+    flood = [server.begin(COMPLETIONS, BOB, prompt=["a"] * 150, user=user) for user in ("one", "another")]
+    await until(lambda: server.services.limits.num_requests == 300)
     assert len(server.engine.requests) == default_most(8) == 9
-    answer = asyncio.ensure_future(server.client().post(PATH, json={"prompt": "b"}, headers=ALICE))
-    await until(lambda: len(server.engine.requests) == 10)
-    await flood.leave()
-    server.engine.push(
-        Delta(server.engine.requests[9].request_id, text="x", token_ids=[300], finish_reason="stop", is_last=True)
-    )
-    assert (await answer).status_code == 200
-    assert len(server.engine.requests) == 10 and len(server.engine.aborted) == 9
-
-
-class SteppedEngine(FakeEngine):
-    """Scheduler, blocks and seats are real; tokens come from no model. A step is made when a test says so."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(manual=True)
-        self.real = create_engine(options)
-
-    def submit(self, request: AddRequest, stream: RequestStream | None = None) -> RequestStream:
-        assert request.params is not None
-        stream = super().submit(request, stream)
-        prepared = self.real.prepare(request.request_id, request.prompt_token_ids, request.params, request.options)
-        self.real.submit(prepared, stream="delta")
-        return stream
-
-    def step(self) -> None:
-        for output in self.real.step().outputs:
-            (new,) = output.outputs
-            self.push(
-                Delta(
-                    output.request_id,
-                    text=new.text,
-                    token_ids=list(new.token_ids),
-                    finish_reason=new.finish_reason,
-                    is_last=output.finished,
-                )
-            )
-
-    def _abort(self, request_id: str) -> None:
-        self.real.abort(request_id)
-
-
-NUM_TOKENS, NUM_SEATS = 40, 8
-
-
-@pytest.mark.parametrize("policy", ["fcfs", "fair", "sjf"])
-@pytest.mark.parametrize("limit", [None, 0, 6])
-def test_one_who_invents_a_user_for_each_request_does_not_keep_another_key_waiting(
-    policy: str, limit: int | None
-) -> None:
-    """Bob's 48 requests would take six rounds of 40 steps over 8 seats. Alice has her 20 tokens within two rounds:
-    a seat is free when one of his that run has ended. With fewer running than there are seats, she has one at once."""
-
-    async def scenario() -> int:
-        engine = SteppedEngine(max_num_seqs=NUM_SEATS, scheduling_policy=policy)
-        server = FakeServer(
-            engine, tokenizer=small_tokenizer(), api_key=KEYS, max_running_per_tenant=limit, tokenizer_threads=1
-        )
-
-        def ask(user: str, headers: dict[str, str], num_tokens: int) -> RawClient:
-            fields = {"prompt": "a", "user": user, "max_tokens": num_tokens, "ignore_eos": True}
-            return RawClient(server.app, PATH, fields, headers)
-
-        his = [ask(f"bob {number}", BOB, NUM_TOKENS) for number in range(48)]
-        await until(lambda: server.services.limits.num_requests == 48 and engine.requests)
-        await until(lambda: len(engine.requests) == (limit or 48 if limit is not None else default_most(NUM_SEATS)))
-        engine.step()
-        hers = ask("alice", ALICE, 20)
-        await until(lambda: any(each.params is not None and each.params.max_tokens == 20 for each in engine.requests))
-        num_steps = 0
-        while not hers.task.done():
-            engine.step()
-            num_steps += 1
-            for _ in range(5):
-                await asyncio.sleep(0)
-        for one in his:
-            if not one.task.done():
-                await one.leave()
-        return num_steps
-
-    found = run(scenario())
-    if limit == 0:
-        assert found > 2 * NUM_TOKENS or policy != "fcfs", "as it would be without a limit"
-    else:
-        assert found <= (2 * NUM_TOKENS if limit is None else 20 + 5)
+    hers = server.begin(COMPLETIONS, ALICE)
+    await server.engine.asked(10)
+    end = {"finish_reason": "stop", "is_last": True}
+    server.engine.push(Delta(server.engine.requests[9].request_id, text="x", token_ids=[300], **end))
+    await hers.task
+    assert hers.sent[0]["status"] == 200
+    for each in flood:
+        await each.leave()
+    assert len(server.engine.aborted) == len(server.engine.requests) - 1 <= 18

@@ -5,29 +5,23 @@ What a model writes under the masks is what the parser reads: random walks throu
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import random
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jsonschema
 import llguidance
-import numpy as np
 import pytest
 import tokenizers
 
 from headway.errors import InvalidRequestError
-from headway.loader import open_checkpoint
-from headway.loader.embedded import embedded_model_path
 from headway.structured.answer_formats import REASONING_FORMATS, TOOL_FORMATS
 from headway.structured.answer_spec import AnswerSpec
-from headway.structured.tool_schemas import Tool, ToolCall, prepared_tool
-from headway.tokenizer import Tokenizer
-from tests.attacks.structured_inputs import hostile_tools
+from headway.structured.tool_schemas import Tool, ToolCall
 from tests.unit.structured.answers import ANY, GET, TOOLS, WEATHER, Answer, read
+from tests.unit.structured.matching import allowed_by, embedded_tokenizer, matcher_of
 
 THINK = REASONING_FORMATS["think"]
 MARKERS = tuple(dict.fromkeys([*THINK.markers, *(text for one in TOOL_FORMATS.values() for text in one.markers)]))
@@ -57,18 +51,10 @@ class Vocabulary:
     def matcher(self, spec: AnswerSpec) -> llguidance.LLMatcher:
         grammar = spec.grammar(self.special)
         assert grammar is not None
-        matcher = llguidance.LLMatcher(self.llguidance, grammar)
-        assert not matcher.is_error(), f"{matcher.get_error()}\n{grammar}"
-        return matcher
+        return matcher_of(self.llguidance, grammar)
 
-    def allowed(self, matcher: llguidance.LLMatcher) -> np.ndarray:
-        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-        return np.nonzero(np.unpackbits(bits, bitorder="little")[: self.llguidance.vocab_size])[0]
-
-
-@functools.cache
-def embedded_tokenizer() -> Tokenizer:
-    return open_checkpoint(embedded_model_path()).tokenizer()
+    def allowed(self, matcher: llguidance.LLMatcher) -> list[int]:
+        return allowed_by(matcher.compute_bitmask()).tolist()
 
 
 @functools.cache
@@ -144,7 +130,7 @@ def test_wrong_names_and_types_are_refused(name: str, markers: tuple[str, ...]) 
         assert known.verdict(required, write([call])) == "refused", call
     assert known.verdict(spec(name, tool_choice="required", allowed=("any-thing",)), write(CALLS[:1])) == "refused"
     assert known.verdict(required, "Hello") == "refused"
-    assert not known.ends & set(known.allowed(known.matcher(required)).tolist())
+    assert not known.ends & set(known.allowed(known.matcher(required)))
 
 
 @both_vocabularies
@@ -155,7 +141,7 @@ def test_auto_leaves_text_alone(name: str, markers: tuple[str, ...]) -> None:
     for text in ('Hello {"name": 1} [1, 2] <tool> \'é 日本', "", '{"na', "[g", "{", "[", "<|im_start|>x", "\n\n"):
         assert known.verdict(auto, text) == "whole", text
     hidden = {known.special[text] for text in auto.markers if text in known.special}
-    forbidden = set(range(known.llguidance.vocab_size)) - set(known.allowed(known.matcher(auto)).tolist())
+    forbidden = set(range(known.llguidance.vocab_size)) - set(known.allowed(known.matcher(auto)))
     # Apart from the markers, only tokens that are no beginning of a character; all of 256 bytes have their token.
     other = [token for token in forbidden - hidden if not known.llguidance.is_special_token(token)]
     assert all(known.llguidance.decode_bytes([token])[0] >= 0x80 for token in other)
@@ -165,7 +151,7 @@ def test_auto_leaves_text_alone(name: str, markers: tuple[str, ...]) -> None:
         assert known.verdict(auto, f"First this. {text}") == "whole"
         before, _ = parts_of(name)
         assert known.verdict(auto, f"First this. {before}x") == "refused"
-        assert not known.ends & set(known.allowed(known_after(known, auto, before)).tolist())
+        assert not known.ends & set(known.allowed(known_after(known, auto, before)))
 
 
 def known_after(known: Vocabulary, auto: AnswerSpec, text: str) -> llguidance.LLMatcher:
@@ -215,8 +201,7 @@ def walk(known: Vocabulary, spec: AnswerSpec, random_: random.Random, most: int 
         if open_ways and random_.random() < 0.7:
             chosen = random_.choice(open_ways)
         else:
-            allowed = known.allowed(matcher)
-            chosen = [int(allowed[random_.randrange(len(allowed))])]
+            chosen = [random_.choice(known.allowed(matcher))]
             if chosen[0] in known.ends:
                 break
         assert matcher.consume_tokens(chosen), matcher.get_error()
@@ -290,28 +275,28 @@ def test_constrained_parameters(name: str, arguments: Mapping[str, object], verd
         assert json.loads(read(answer, text).calls[0].arguments) == arguments
 
 
-@every_format
-def test_parameters_that_a_tool_does_not_list_are_refused(name: str) -> None:
-    more = [ToolCall("f", '{"a": 1, "b": 2}')]
-    properties = {"a": {"type": "integer"}}
-    closed = spec(name, tools=(Tool("f", None, {"properties": properties}),), tool_choice="required")
-    assert vocabulary(()).verdict(closed, TOOL_FORMATS[name].write(more)) == "refused"
-    assert vocabulary(()).verdict(closed, TOOL_FORMATS[name].write([ToolCall("f", '{"a": 1}')])) == "whole"
+NUMBER = {"type": "integer"}
 
 
 @pytest.mark.parametrize(
-    "others",
+    ("names", "others", "verdict"),
     [
-        {"additionalProperties": {"type": "integer"}},
-        {"patternProperties": {"^b$": {"type": "integer"}}},
-        {"required": ["b"]},
-        {"allOf": [{"properties": {"b": {"type": "integer"}}}]},
+        (TOOL_FORMATS, {}, "refused"),
+        (["hermes"], {"additionalProperties": NUMBER}, "whole"),
+        (["hermes"], {"patternProperties": {"^b$": NUMBER}}, "whole"),
+        (["hermes"], {"required": ["b"]}, "whole"),
+        (["hermes"], {"allOf": [{"properties": {"b": NUMBER}}]}, "whole"),
     ],
 )
-def test_a_schema_that_speaks_of_other_parameters_allows_them(others: dict[str, object]) -> None:
-    tool = Tool("f", None, {"properties": {"a": {"type": "integer"}}, **others})
-    text = TOOL_FORMATS["hermes"].write([ToolCall("f", '{"a": 1, "b": 2}')])
-    assert vocabulary(()).verdict(spec("hermes", tools=(tool,), tool_choice="required"), text) == "whole"
+def test_parameters_that_a_tool_does_not_list_are_refused_unless_its_schema_speaks_of_others(
+    names: list[str], others: dict[str, object], verdict: str
+) -> None:
+    tool = Tool("f", None, {"properties": {"a": NUMBER}, **others})
+    for name in names:
+        text = TOOL_FORMATS[name].write([ToolCall("f", '{"a": 1, "b": 2}')])
+        assert vocabulary(()).verdict(spec(name, tools=(tool,), tool_choice="required"), text) == verdict
+        listed = TOOL_FORMATS[name].write([ToolCall("f", '{"a": 1}')])
+        assert verdict == "whole" or vocabulary(()).verdict(spec(name, tools=(tool,)), listed) == "whole"
 
 
 def test_a_value_in_tags_cannot_contain_its_closing_tag() -> None:
@@ -347,16 +332,3 @@ def test_many_tools_and_parameters_compile_fast_enough() -> None:
     tools = tuple(Tool(f"tool_{place}", None, {"properties": properties}) for place in range(10))
     for name in TOOL_FORMATS:
         vocabulary(()).matcher(spec(name, tools=tools))
-
-
-@pytest.mark.parametrize(("name", "every"), [("hermes", 1), ("qwen3_coder", 4), ("pythonic", 4)])
-def test_hostile_tools_are_answered_at_once(name: str, every: int) -> None:
-    for title, definitions in hostile_tools()[::every]:
-        functions = [definition["function"] for definition in definitions]
-        start = time.process_time()
-        with contextlib.suppress(InvalidRequestError):
-            tools = [
-                prepared_tool(Tool(one["name"], parameters=one.get("parameters")), "tools")[0] for one in functions
-            ]
-            AnswerSpec(tools=tuple(tools), tool_format=TOOL_FORMATS[name], tool_choice="required").grammar({})
-        assert time.process_time() - start < 1, title

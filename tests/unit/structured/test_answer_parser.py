@@ -8,7 +8,7 @@ import pytest
 
 from headway.errors import InvalidRequestError
 from headway.structured.answer_formats import REASONING_FORMATS, TOOL_FORMATS, reasoning_format_for, tool_format_for
-from headway.structured.answer_pieces import CallArguments, CallBegin, ContentPiece, ReasoningPiece
+from headway.structured.answer_pieces import CallArguments, CallBegin, ContentPiece, Piece, ReasoningPiece
 from headway.structured.answer_spec import AnswerSpec
 from headway.structured.tool_schemas import Tool, ToolCall
 from tests.unit.structured.answers import ANY, GET, TOOLS, WEATHER, Answer, cut, read
@@ -26,12 +26,6 @@ SEVEN = ToolCall("get", '{"n": 7}')
 ANSWERS = [
     (
         "hermes",
-        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
-        "",
-        [PARIS],
-    ),
-    (
-        "hermes",
         'I\'ll look.\n\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
         '<tool_call>\n{"name":"get","arguments":{"n": 7}}\n</tool_call>\nDone.',
         "I'll look.Done.",
@@ -43,7 +37,6 @@ ANSWERS = [
         "",
         [ToolCall("get_weather", '{"city": "a</tool_call>}\\"b\\\\"}')],
     ),
-    ("llama3_json", '{"name": "get_weather", "parameters": {"city": "Paris"}}', "", [PARIS]),
     (
         "llama3_json",
         '<|python_tag|>{"type": "function", "name": "get_weather", "parameters": {"city": "Paris"}}; '
@@ -61,7 +54,6 @@ ANSWERS = [
         [PARIS, SEVEN],
     ),
     ("mistral", 'Well.[TOOL_CALLS][{"name":"get", "arguments": {"n": 7}}]', "Well.", [SEVEN]),
-    ("mistral_args", '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}', "", [PARIS]),
     (
         "mistral_args",
         'Two: [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]get[ARGS]{"n": 7}',
@@ -91,7 +83,6 @@ ANSWERS = [
             SEVEN,
         ],
     ),
-    ("pythonic", "[get_weather(city='Paris')]", "", [PARIS]),
     ("pythonic", '[get_weather(city="Paris"), get(n=7)]', "", [PARIS, SEVEN]),
     (
         "pythonic",
@@ -121,10 +112,7 @@ def test_what_models_write(name: str, text: str, content: str, calls: list[ToolC
     assert read(spec(name), *text) == whole
     for place in range(len(text)):
         assert read(spec(name), *cut(text, [place])) == whole
-
-
-@pytest.mark.parametrize(("name", "text", "content", "calls"), ANSWERS)
-def test_reasoning_comes_first(name: str, text: str, content: str, calls: list[ToolCall]) -> None:
+    assert read(spec(name, tool_choice="none"), text) == Answer("", text, ())
     thought = f"<think>\nHm: {text}\n</think>\n\n{text}"
     wanted = Answer(f"Hm: {text}".strip(), content, tuple(calls))
     assert read(spec(name, reasoning=THINK), thought) == wanted
@@ -133,10 +121,8 @@ def test_reasoning_comes_first(name: str, text: str, content: str, calls: list[T
     assert read(spec(name, reasoning=THINK, starts_in_reasoning=True), *in_prompt) == wanted
 
 
-@pytest.mark.parametrize(("name", "text", "content", "calls"), ANSWERS)
-def test_without_tools_all_is_content(name: str, text: str, content: str, calls: list[ToolCall]) -> None:
-    assert read(spec(name, tool_choice="none"), text) == Answer("", text, ())
-    assert spec(name, tool_choice="none").markers == ()
+def test_without_tools_there_are_no_markers() -> None:
+    assert not any(spec(name, tool_choice="none").markers for name in TOOL_FORMATS)
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
@@ -158,83 +144,83 @@ def test_an_answer_cut_short_gives_what_there_is(name: str) -> None:
         longest = read_so_far
 
 
-def test_what_may_be_a_marker_is_held_back() -> None:
-    parser = spec("hermes").parser()
-    assert parser.feed("Look: <tool_c") == [ContentPiece("Look:")]
-    assert parser.feed("at> <") == [ContentPiece(" <tool_cat>")]
-    assert parser.finish() == [ContentPiece(" <")]
+IN_TAGS = '<tool_call>\n<function=get_weather>\n<parameter=city>\nPa"ri\n</par'
+BEGINS = [CallBegin(0, "get_weather"), CallArguments(0, '{"city": "Pa\\"ri')]
+BEGUN = AnswerSpec(reasoning=THINK, starts_in_reasoning=True)
+STREAMS: dict[str, tuple[AnswerSpec, list[tuple[str, list[Piece]]]]] = {
+    "what may be a marker is held back": (
+        spec("hermes"),
+        [
+            ("Look: <tool_c", [ContentPiece("Look:")]),
+            ("at> <", [ContentPiece(" <tool_cat>")]),
+            ("", [ContentPiece(" <")]),
+        ],
+    ),
+    "arguments": (
+        spec("hermes"),
+        [
+            ('<tool_call>\n{"name": "get', []),
+            ('_weather", "argu', [CallBegin(0, "get_weather")]),
+            ('ments": {"city": "Pa', [CallArguments(0, '{"city": "Pa')]),
+            ("ri", [CallArguments(0, "ri")]),
+            ('s"}}\n</tool_call>', [CallArguments(0, 's"}')]),
+            ("", []),
+        ],
+    ),
+    "strings in tags": (
+        spec("qwen3_coder"),
+        [(IN_TAGS, BEGINS), ("ty>", [CallArguments(0, "\\n</party>")]), ("", [])],
+    ),
+    "strings in Python": (spec("pythonic"), [("[get_weather(city='Pa\"ri", BEGINS), ("", [])]),
+    "reasoning": (BEGUN, [("\nSo a <b", [ReasoningPiece("So a <b")]), ("", [])]),
+    "plain text": (AnswerSpec(), [(" <tool_call>", [ContentPiece(" <tool_call>")]), ("", [])]),
+}
 
 
-def test_arguments_are_streamed_as_they_come() -> None:
-    parser = spec("hermes").parser()
-    assert parser.feed('<tool_call>\n{"name": "get') == []
-    assert parser.feed('_weather", "argu') == [CallBegin(0, "get_weather")]
-    assert parser.feed('ments": {"city": "Pa') == [CallArguments(0, '{"city": "Pa')]
-    assert parser.feed("ri") == [CallArguments(0, "ri")]
-    assert parser.feed('s"}}\n</tool_call>') == [CallArguments(0, 's"}')]
-    assert parser.finish() == []
-
-
-def test_strings_in_tags_and_in_python_are_streamed_too() -> None:
-    parser = spec("qwen3_coder").parser()
-    assert parser.feed('<tool_call>\n<function=get_weather>\n<parameter=city>\nPa"ri\n</par') == [
-        CallBegin(0, "get_weather"),
-        CallArguments(0, '{"city": "Pa\\"ri'),
-    ]
-    assert parser.feed("ty>") == [CallArguments(0, "\\n</party>")]
-    parser = spec("pythonic").parser()
-    assert parser.feed("[get_weather(city='Pa\"ri") == [
-        CallBegin(0, "get_weather"),
-        CallArguments(0, '{"city": "Pa\\"ri'),
-    ]
-
-
-def test_a_name_that_may_not_be_called_is_content() -> None:
-    text = '<tool_call>\n{"name": "get", "arguments": {"n": 7}}\n</tool_call>'
-    assert read(spec("hermes", allowed=("get_weather",)), *text) == Answer("", text, ())
-
-
-def test_one_call_only_if_not_parallel() -> None:
-    text = TOOL_FORMATS["hermes"].write([PARIS, SEVEN])
-    got = read(spec("hermes", parallel=False), *text)
-    assert got.calls == (PARIS,)
-    assert got.content == TOOL_FORMATS["hermes"].write([SEVEN])
-
-
-def test_text_with_a_grammar_is_content_whatever_it_holds() -> None:
-    text = '{"q": "<tool_call><function=get>"}'
-    assert read(spec("qwen3_coder", content='start: "x"'), text) == Answer("", text, ())
-    call = '{"name": "get", "parameters": {"n": 7}}'
-    assert read(spec("llama3_json", content='start: "x"'), call) == Answer("", call, ())
-    assert read(spec("llama3_json", content='start: "x"'), f"<|python_tag|>{call}") == Answer("", "", (SEVEN,))
-
-
-def test_reasoning() -> None:
-    plain = AnswerSpec(reasoning=THINK)
-    assert read(plain, "<think>\nSo.\n\n</think>\n\nYes. \n") == Answer("So.", "Yes. \n", ())
-    assert read(plain, "<think>\n\n</think>\n\nYes.") == Answer("", "Yes.", ())
-    assert read(plain, "Yes <think>no</think>") == Answer("", "Yes <think>no</think>", ())
-    assert read(plain, "  <thi") == Answer("", "  <thi", ())
-    assert read(plain, "<think>So </th") == Answer("So </th", "", ())
-    begun = AnswerSpec(reasoning=THINK, starts_in_reasoning=True)
-    assert read(begun, "So.</think>Yes") == Answer("So.", "Yes", ())
-    assert read(begun, "<think>So.</think>Yes") == Answer("So.", "Yes", ())
-    parser = begun.parser()
-    assert parser.feed("\nSo a <b") == [ReasoningPiece("So a <b")]
-    mistral = AnswerSpec(reasoning=REASONING_FORMATS["mistral"])
-    assert read(mistral, *"[THINK]So.[/THINK]Yes") == Answer("So.", "Yes", ())
-
-
-def test_plain_text_goes_straight_through() -> None:
-    parser = AnswerSpec().parser()
-    assert parser.feed(" <tool_call>") == [ContentPiece(" <tool_call>")]
+@pytest.mark.parametrize("name", STREAMS)
+def test_what_is_known_is_streamed(name: str) -> None:
+    """Each text with the pieces that are known behind it; the last ones are known at the end."""
+    asked, steps = STREAMS[name]
+    parser = asked.parser()
     assert parser.feed("") == []
-    assert parser.finish() == []
+    for text, pieces in steps[:-1]:
+        assert parser.feed(text) == pieces
+    assert parser.finish() == steps[-1][1]
 
 
-def test_text_that_breaks_the_format_is_content() -> None:
-    got = read(spec("hermes"), '<tool_call>\n{"name": "get", "arguments": {"n": 7}, "more": 1}\n</tool_call>')
-    assert got == Answer("", ', "more": 1}\n</tool_call>', (SEVEN,))
+GRAMMAR = 'start: "x"'
+HERMES_SEVEN = TOOL_FORMATS["hermes"].write([SEVEN])
+LLAMA_SEVEN = '{"name": "get", "parameters": {"n": 7}}'
+MORE = '<tool_call>\n{"name": "get", "arguments": {"n": 7}, "more": 1}\n</tool_call>'
+IN_TEXT = '{"q": "<tool_call><function=get>"}'
+PLAIN = AnswerSpec(reasoning=THINK)
+MISTRAL = AnswerSpec(reasoning=REASONING_FORMATS["mistral"])
+READ: list[tuple[str, AnswerSpec, str, Answer]] = [
+    ("a name not to be called", spec("hermes", allowed=("get_weather",)), HERMES_SEVEN, Answer("", HERMES_SEVEN, ())),
+    (
+        "one call only",
+        spec("hermes", parallel=False),
+        TOOL_FORMATS["hermes"].write([PARIS, SEVEN]),
+        Answer("", HERMES_SEVEN, (PARIS,)),
+    ),
+    ("a grammar's text", spec("qwen3_coder", content=GRAMMAR), IN_TEXT, Answer("", IN_TEXT, ())),
+    ("a grammar's object", spec("llama3_json", content=GRAMMAR), LLAMA_SEVEN, Answer("", LLAMA_SEVEN, ())),
+    ("no text", spec("llama3_json", content=GRAMMAR), f"<|python_tag|>{LLAMA_SEVEN}", Answer("", "", (SEVEN,))),
+    ("a broken format", spec("hermes"), MORE, Answer("", ', "more": 1}\n</tool_call>', (SEVEN,))),
+    ("reasoning", PLAIN, "<think>\nSo.\n\n</think>\n\nYes. \n", Answer("So.", "Yes. \n", ())),
+    ("empty reasoning", PLAIN, "<think>\n\n</think>\n\nYes.", Answer("", "Yes.", ())),
+    ("reasoning too late", PLAIN, "Yes <think>no</think>", Answer("", "Yes <think>no</think>", ())),
+    ("half a marker", PLAIN, "  <thi", Answer("", "  <thi", ())),
+    ("half of the last marker", PLAIN, "<think>So </th", Answer("So </th", "", ())),
+    ("begun in the prompt", BEGUN, "So.</think>Yes", Answer("So.", "Yes", ())),
+    ("begun twice", BEGUN, "<think>So.</think>Yes", Answer("So.", "Yes", ())),
+    ("reasoning of Mistral", MISTRAL, "[THINK]So.[/THINK]Yes", Answer("So.", "Yes", ())),
+]
+
+
+@pytest.mark.parametrize(("asked", "text", "answer"), [row[1:] for row in READ], ids=[row[0] for row in READ])
+def test_what_is_read(asked: AnswerSpec, text: str, answer: Answer) -> None:
+    assert read(asked, text) == read(asked, *text) == answer
 
 
 TEMPLATES = [

@@ -36,18 +36,7 @@ BITS = [
         ";",
         "</function>",
     ),
-    *(
-        "</function>",
-        "<parameter=",
-        "\n</param",
-        "</parameter>",
-        "\x1f",
-        "a",
-        "\\u0041",
-        "[THINK]",
-        "[/THINK]",
-        "<|python_tag|>",
-    ),
+    *("<parameter=", "\n</param", "</parameter>", "\x1f", "a", "\\u0041", "[THINK]", "[/THINK]", "<|python_tag|>"),
 ]
 texts = st.lists(st.sampled_from(BITS), max_size=6).map("".join)
 names = st.sampled_from(["get", "get_weather", "ge", "x-y.z"])

@@ -1,119 +1,128 @@
-"""Compiling grammars, also those that never end, take all memory or all of the stack."""
+"""Compiling grammars, also those that never end, take all memory or all of the stack; and its helper processes."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headway.errors import HeadwayError, InvalidRequestError
-from headway.loader import open_checkpoint
-from headway.loader.embedded import embedded_model_path
 from headway.sampling_params import StructuredOutputsParams
 from headway.structured import compiling
+from headway.structured.answer_shape import Shape, ShapeJob
 from headway.structured.compiling import GrammarCompiler, needs_trial
 from headway.structured.grammars import grammar_of
-from headway.structured.helper_jobs import LEAST_BYTES
-
-# In a process of its own: what is tested for is that it lives.
-CHAIN_PROGRAM = """
-import sys
-from headway.errors import InvalidRequestError
-from headway.loader import open_checkpoint
-from headway.loader.embedded import embedded_model_path
-from headway.sampling_params import StructuredOutputsParams
-from headway.structured.grammars import grammar_of
-from headway.structured.compiling import GrammarCompiler
-
-NUMBER = 2_500
-
-
-def definitions(schema):
-    chain = {f"d{n}": schema({"$ref": f"#/$defs/d{n + 1}"}) for n in range(NUMBER)}
-    return {"json": {"$ref": "#/$defs/d0", "$defs": chain | {f"d{NUMBER}": {"type": "string"}}}}
-
-
-def rules(body, number):
-    return {"grammar": "\\n".join(["start: r0", *(f"r{n}: {body(n)}" for n in range(number)), f'r{number}: "x"'])}
-
-
-CHAINS = {
-    "properties": lambda: definitions(lambda reference: {"type": "object", "properties": {"a": reference}}),
-    "allOf": lambda: definitions(lambda reference: {"allOf": [reference]}),
-    "rules": lambda: rules(lambda n: f'r{n + 1} | "{n}"', 3 * NUMBER),
-    "groups": lambda: rules(lambda n: '("a" ' * 9 + f"r{n + 1}" + ")" * 9, NUMBER),
-}
-tokenizer = open_checkpoint(embedded_model_path()).tokenizer()
-try:
-    GrammarCompiler(tokenizer, 0).compile(grammar_of(StructuredOutputsParams(**CHAINS[sys.argv[1]]())))
-except InvalidRequestError as error:
-    print(error)
-print("alive")
-"""
-
-
-@pytest.mark.parametrize("chain", ["properties", "allOf", "rules", "groups"])
-def test_long_chains_of_rules_and_references_do_not_end_the_process(chain: str) -> None:
-    done = subprocess.run([sys.executable, "-c", CHAIN_PROGRAM, chain], capture_output=True, text=True, timeout=60)
-    assert done.stdout.endswith("alive\n"), (done.returncode, done.stdout, done.stderr)
+from headway.structured.helper_jobs import LEAST_BYTES, Refusal, decode_answer, encode_job
+from headway.structured.helper_processes import HelperProcesses, Limits
+from headway.structured.tool_schemas import Tool
+from tests.unit.structured.matching import embedded_tokenizer
 
 
 def of(**structured: Any) -> str:
     return grammar_of(StructuredOutputsParams(**structured))
 
 
-ENDLESS = of(json={"allOf": [{"type": "string", "pattern": f".*a.{{{n}}}b.*"} for n in range(30)]})
+NUMBER = 2_500
+NEVER = {"allOf": [{"type": "string", "pattern": f".*a.{{{n}}}b.*"} for n in range(30)]}
+"""Takes minutes to compile."""
+ENDLESS = of(json=NEVER)
 PLAIN = of(json={"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]})
 WITH_PATTERN = of(json={"type": "string", "pattern": "^[a-z]+$"})
+AMPLE = Limits(cpu_s=5.0, wall_s=30.0)
+ENDLESS_JOB = encode_job(ShapeJob(constraint={"json": json.dumps(NEVER)}))
+PLAIN_JOB = encode_job(ShapeJob(constraint={"regex": "a+"}))
+
+
+def definitions(schema: Callable[[dict[str, str]], dict[str, Any]]) -> dict[str, Any]:
+    chain = {f"d{n}": schema({"$ref": f"#/$defs/d{n + 1}"}) for n in range(NUMBER)}
+    return {"json": {"$ref": "#/$defs/d0", "$defs": chain | {f"d{NUMBER}": {"type": "string"}}}}
+
+
+def rules(body: Callable[[int], str], number: int) -> dict[str, Any]:
+    return {"grammar": "\n".join(["start: r0", *(f"r{n}: {body(n)}" for n in range(number)), f'r{number}: "x"'])}
+
+
+CHAINS: dict[str, Callable[[], dict[str, Any]]] = {
+    "properties": lambda: definitions(lambda reference: {"type": "object", "properties": {"a": reference}}),
+    "allOf": lambda: definitions(lambda reference: {"allOf": [reference]}),
+    "rules": lambda: rules(lambda n: f'r{n + 1} | "{n}"', 3 * NUMBER),
+    "groups": lambda: rules(lambda n: '("a" ' * 9 + f"r{n + 1}" + ")" * 9, NUMBER),
+}
+
+
+def compile_chain(name: str) -> str:
+    compiler = GrammarCompiler(embedded_tokenizer(), 0)
+    try:
+        compiler.compile(of(**CHAINS[name]()))
+    except InvalidRequestError as error:
+        return str(error)
+    finally:
+        compiler.close()
+    return ""
+
+
+def test_long_chains_of_rules_and_references_do_not_end_the_process() -> None:
+    """In a process of its own: what is tested for is that it lives."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:
+        for name in CHAINS:
+            other.submit(compile_chain, name).result(timeout=60)
 
 
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[GrammarCompiler]:
-    tokenizer = open_checkpoint(embedded_model_path()).tokenizer()
-    compiler = GrammarCompiler(tokenizer, 0)
+    compiler = GrammarCompiler(embedded_tokenizer(), 0)
     yield compiler
+    nursery = compiler.helpers.nursery
     compiler.close()
-
-
-def test_what_headway_wrote_from_a_small_schema_needs_no_trial() -> None:
-    assert not needs_trial(PLAIN)
-    assert not needs_trial(of(choice=["yes", "no"]))
-    assert not needs_trial(of(json_object=True))
+    assert nursery is not None and nursery.poll() is not None, "a closed one leaves no process"
 
 
 @pytest.mark.parametrize(
-    "grammar",
+    ("grammar", "is_tried"),
     [
-        WITH_PATTERN,
-        of(json={"type": "object", "patternProperties": {"^a": {}}}),
-        of(json={"type": "array", "items": {}, "maxItems": 500}),
-        of(json={"type": "object", "properties": {f"p{n}": {} for n in range(1_000)}}),
-        of(json={"type": "object"}, whitespace_pattern=" *"),
-        of(regex="a*"),
-        of(grammar='%llguidance {}\nstart: "a"'),
+        (PLAIN, False),
+        (of(choice=["yes", "no"]), False),
+        (of(json_object=True), False),
+        (WITH_PATTERN, True),
+        (of(json={"type": "object", "patternProperties": {"^a": {}}}), True),
+        (of(json={"type": "array", "items": {}, "maxItems": 500}), True),
+        (of(json={"type": "object", "properties": {f"p{n}": {} for n in range(1_000)}}), True),
+        (of(json={"type": "object"}, whitespace_pattern=" *"), True),
+        (of(regex="a*"), True),
+        (of(grammar='%llguidance {}\nstart: "a"'), True),
     ],
 )
-def test_what_a_request_can_make_large_is_tried_first(grammar: str) -> None:
-    assert needs_trial(grammar)
+def test_what_a_request_can_make_large_is_tried_first(grammar: str, is_tried: bool) -> None:
+    assert needs_trial(grammar) is is_tried
 
 
-def test_a_grammar_that_never_compiles_is_refused_and_leaves_nothing_behind(compiler: GrammarCompiler) -> None:
+def test_a_grammar_that_never_compiles_is_refused_beside_others_and_leaves_nothing_behind(
+    compiler: GrammarCompiler,
+) -> None:
     compiler.compile(WITH_PATTERN)  # the nursery has started
+    first, second = compiler.submit(ENDLESS), compiler.submit(ENDLESS)
+    assert first is second, "who asks for the same waits for the same"
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(compiler.compile, [of(regex=f"[a-z]{{1,{n}}}") for n in range(2, 18)]))
+    assert not any(matcher.is_error() for matcher in found)
     with pytest.raises(InvalidRequestError, match="too long"):
-        compiler.compile(ENDLESS)
+        second.result()
     nursery = compiler.helpers.nursery
     assert nursery is not None
     wait_for(lambda: not children(nursery.pid))
     assert not is_kept(compiler, ENDLESS)
-    assert compiler.compile(PLAIN).is_accepting() is False
+    assert compiler.submit(PLAIN).result() is compiler.submit(PLAIN).result()
 
 
 def test_memory_is_limited() -> None:
@@ -124,16 +133,6 @@ def test_memory_is_limited() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stdout == "50000000\n"
     assert "MemoryError" in done.stderr
-
-
-def test_many_trials_run_at_once(compiler: GrammarCompiler) -> None:
-    grammars = [of(regex=f"[a-z]{{1,{n}}}") for n in range(2, 18)]
-    with ThreadPoolExecutor(8) as threads:
-        endless = threads.submit(compiler.compile, ENDLESS)
-        found = list(threads.map(compiler.compile, grammars))
-        assert all(not matcher.is_error() for matcher in found)
-        with pytest.raises(InvalidRequestError, match="too long"):
-            endless.result()
 
 
 def test_a_nursery_that_has_died_is_started_again(compiler: GrammarCompiler) -> None:
@@ -150,34 +149,19 @@ def test_a_nursery_that_has_died_is_started_again(compiler: GrammarCompiler) -> 
     assert is_kept(compiler, grammar)
 
 
-def test_a_closed_compiler_leaves_no_process() -> None:
-    compiler = GrammarCompiler(open_checkpoint(embedded_model_path()).tokenizer(), 0)
-    compiler.helpers.prepare()
-    nursery = compiler.helpers.nursery
-    assert nursery is not None
-    compiler.close()
-    assert nursery.poll() is not None
-
-
-def test_a_nursery_ends_with_its_engine() -> None:
-    program = (
-        "import os; from headway.loader import open_checkpoint;"
-        "from headway.loader.embedded import embedded_model_path;"
-        "from headway.structured.compiling import GrammarCompiler;"
-        "compiler = GrammarCompiler(open_checkpoint(embedded_model_path()).tokenizer(), 0);"
-        "compiler.helpers.prepare(); print(compiler.helpers.nursery.pid, flush=True); os._exit(1)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, timeout=60)
-    pid = int(done.stdout)
-    wait_for(lambda: not is_running(pid))
-
-
 def test_what_is_kept_is_bounded_by_its_memory(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "MEMORY_KEPT", 3 * LEAST_BYTES)
     grammars = [of(choice=[f"kept {n}"]) for n in range(5)]
     for grammar in grammars:
         compiler.compile(grammar)
     assert [is_kept(compiler, grammar) for grammar in grammars] == [False, False, True, True, True]
+
+
+def test_a_grammar_that_was_tried_elsewhere_is_not_tried_again() -> None:
+    compiler = GrammarCompiler(embedded_tokenizer(), 0)
+    assert compiler.submit(WITH_PATTERN, 3 * LEAST_BYTES).result().num_bytes == 3 * LEAST_BYTES
+    assert compiler.helpers.nursery is None
+    compiler.close()
 
 
 @pytest.mark.parametrize("hidden", ["A: /a&&&&&b/", 'A: "&&&&&"', "// &&&&&\nA: /a/"])
@@ -187,19 +171,79 @@ def test_intersections_are_counted_where_they_are_some(hidden: str) -> None:
         of(grammar="start: A\nA: " + " & ".join(["/a*/"] * 6))
 
 
-def test_who_asks_for_the_same_waits_for_the_same(compiler: GrammarCompiler) -> None:
-    first, second = compiler.submit(ENDLESS), compiler.submit(ENDLESS)
-    assert first is second
-    with pytest.raises(InvalidRequestError, match="too long"):
-        second.result()
-    assert compiler.submit(PLAIN).result() is compiler.submit(PLAIN).result()
+# ------------------------------------------------------------------------------------------------- helper processes
+@pytest.fixture(scope="module")
+def helpers() -> Iterator[HelperProcesses]:
+    helpers = HelperProcesses({"tokenizer": "byte", "n_vocab": 262, "eos_token": [256]})  # built at once
+    helpers.run(PLAIN_JOB, AMPLE)  # the nursery has started
+    yield helpers
+    helpers.close()
 
 
-def test_a_grammar_that_was_tried_elsewhere_is_not_tried_again() -> None:
-    compiler = GrammarCompiler(open_checkpoint(embedded_model_path()).tokenizer(), 0)
-    assert compiler.submit(WITH_PATTERN, 3 * LEAST_BYTES).result().num_bytes == 3 * LEAST_BYTES
-    assert compiler.helpers.nursery is None
-    compiler.close()
+def answered(helpers: HelperProcesses, **fields: Any) -> Any:
+    found = helpers.run(encode_job(ShapeJob(**fields)), AMPLE)
+    assert found is not None
+    return decode_answer(found)
+
+
+def test_a_shape_is_made_and_numbers_of_any_size_survive(helpers: HelperProcesses) -> None:
+    tool = Tool("f", parameters={"type": "object", "properties": {"n": {"type": "integer", "maximum": 10**30}}})
+    shape = answered(helpers, tools=(tool,), tool_format="hermes")
+    assert isinstance(shape, Shape) and "%json" in str(shape.grammar)
+    assert shape.parameters[0] is not None and shape.parameters[0]["properties"].keys() == {"n"}
+
+
+def test_a_refusal_names_the_place(helpers: HelperProcesses) -> None:
+    tool = Tool("f", parameters={"type": "object", "properties": {"n": {"type": "nothing"}}})
+    refusal = answered(helpers, tools=(tool,), tool_format="hermes")
+    assert isinstance(refusal, Refusal) and (refusal.param or "").startswith("tools[0].function.parameters")
+
+
+def test_a_job_larger_than_a_sockets_buffer_goes_through(helpers: HelperProcesses) -> None:
+    choices = [f"{n:060}" for n in range(1_000)]
+    shape = answered(helpers, constraint={"choice": choices})
+    assert isinstance(shape, Shape) and choices[-1] in str(shape.grammar)
+
+
+def test_processor_time_is_limited(helpers: HelperProcesses) -> None:
+    begun_s = time.process_time()
+    assert helpers.run(ENDLESS_JOB, Limits(cpu_s=0.1, wall_s=30.0)) is None
+    assert time.process_time() - begun_s < 0.1  # of the caller's
+    assert helpers.run(PLAIN_JOB, AMPLE) is not None
+
+
+async def test_jobs_do_not_wait_for_each_other_and_are_killed_when_their_callers_are_cancelled(
+    helpers: HelperProcesses,
+) -> None:
+    assert helpers.nursery is not None
+    nursery = helpers.nursery.pid
+    jobs = [asyncio.ensure_future(helpers.run_async(ENDLESS_JOB, AMPLE)) for _ in range(3)]
+    while len(children(nursery)) < 3:
+        await asyncio.sleep(0.01)
+    assert await helpers.run_async(PLAIN_JOB, AMPLE) is not None
+    assert not any(job.done() for job in jobs)
+    for job in jobs:
+        job.cancel()
+    await asyncio.gather(*jobs, return_exceptions=True)
+    wait_for(lambda: not children(nursery))
+    assert helpers.run(PLAIN_JOB, AMPLE) is not None
+
+
+def test_a_nursery_and_its_helpers_end_with_their_engine() -> None:
+    program = (
+        "import os; from headway.structured.helper_processes import HelperProcesses;"
+        "helpers = HelperProcesses({'tokenizer': 'byte', 'n_vocab': 262, 'eos_token': [256]});"
+        "helpers.prepare(); channel = helpers._begin(); print(helpers.nursery.pid, flush=True);"
+        "input(); os._exit(1)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:
+        assert engine.stdin is not None and engine.stdout is not None
+        nursery = int(engine.stdout.readline())
+        wait_for(lambda: len(children(nursery)) == 1)  # a helper that waits for its job
+        (helper,) = children(nursery)
+        engine.stdin.write(b"\n")
+        engine.stdin.flush()
+        wait_for(lambda: not is_running(nursery) and not is_running(helper))
 
 
 def is_kept(compiler: GrammarCompiler, grammar: str) -> bool:
@@ -223,7 +267,7 @@ def stat(pid: int) -> list[str]:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 20.0
+    until_s = time.monotonic() + 25.0
     while not condition():
         assert time.monotonic() < until_s
-        time.sleep(0.05)
+        time.sleep(0.02)

@@ -5,28 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
-from headway.loader import open_checkpoint
-from headway.loader.embedded import embedded_model_path
 from headway.sampling_params import SamplingParams, StructuredOutputsParams
 from headway.structured.compiling import GrammarCompiler
 from headway.structured.grammars import grammar_of
 from headway.structured.guides import Guides
-from headway.tokenizer import Tokenizer
+from tests.unit.structured.matching import allowed_by, embedded_tokenizer
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    found = open_checkpoint(embedded_model_path()).tokenizer()
-    assert found is not None
-    return found
-
-
-@pytest.fixture(scope="module")
-def guides(tokenizer: Tokenizer) -> Iterator[Guides]:
-    made = Guides(GrammarCompiler(tokenizer, 0), tokenizer.vocab_size)
+def guides() -> Iterator[Guides]:
+    made = Guides(GrammarCompiler(embedded_tokenizer(), 0), embedded_tokenizer().vocab_size)
     made.prepare()
     yield made
     made.close()
@@ -39,16 +29,17 @@ def allowed(guides: Guides, *token_ids: int, **fields: Any) -> set[int]:
     guides.add("r", params, token_ids)
     bits = guides.begin([("r", ())]).result().masks.bits[0]
     guides.drop("r")
-    return set(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist())
+    return set(allowed_by(bits).tolist())
 
 
-def test_a_list_of_tokens_and_a_grammar_both_hold(guides: Guides, tokenizer: Tokenizer) -> None:
+def test_a_list_of_tokens_and_a_grammar_both_hold(guides: Guides) -> None:
     by_grammar = allowed(guides)
     listed = [*sorted(by_grammar)[:2], next(token for token in range(99) if token not in by_grammar)]
     assert allowed(guides, allowed_token_ids=listed) == set(listed[:2])
 
 
-def test_an_answer_from_elsewhere_goes_on_where_it_was(guides: Guides, tokenizer: Tokenizer) -> None:
+def test_an_answer_from_elsewhere_goes_on_where_it_was(guides: Guides) -> None:
+    tokenizer = embedded_tokenizer()
     start = tokenizer.encode("y", add_special_tokens=False)
     found = {tokenizer.decode([token]) for token in allowed(guides, *start)}
     assert found

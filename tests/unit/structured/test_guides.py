@@ -7,17 +7,15 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 from headway.core.scheduler_output import RequestUpdate
-from headway.loader import open_checkpoint
-from headway.loader.embedded import embedded_model_path
 from headway.sampling_params import SamplingParams, StructuredOutputsParams
 from headway.structured import compiling, guides
 from headway.structured.compiling import GrammarCompiler
 from headway.structured.grammars import grammar_of
 from headway.structured.guides import GuidedStep, Guides
+from tests.unit.structured.matching import allowed_by, embedded_tokenizer
 
 LISTS = {
     "type": "array",
@@ -30,8 +28,7 @@ NAMES = {"type": "array", "items": {"type": "string"}, "minItems": 90}
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Guides]:
     monkeypatch.setattr(guides.os, "cpu_count", lambda: 4)
-    tokenizer = open_checkpoint(embedded_model_path()).tokenizer()
-    made = Guides(GrammarCompiler(tokenizer, 0), tokenizer.vocab_size)
+    made = Guides(GrammarCompiler(embedded_tokenizer(), 0), embedded_tokenizer().vocab_size)
     made.prepare()
     yield made
     made.close()
@@ -48,7 +45,7 @@ class Walk:
     def __init__(self, made: Guides) -> None:
         self.made = made
         self._random = random.Random(1)
-        self._alone = GrammarCompiler(open_checkpoint(embedded_model_path()).tokenizer(), 0)
+        self._alone = GrammarCompiler(embedded_tokenizer(), 0)
         self._own = {}
 
     def add(self, name: str, schema: dict[str, object]) -> None:
@@ -66,23 +63,24 @@ class Walk:
         for name, bits in zip(names, found.masks.bits, strict=True):
             own = self._own[name]
             assert bits.tobytes() == own.compute_bitmask()[: bits.nbytes]
-            allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
-            token_id = int(allowed[self._random.randrange(len(allowed))])
+            token_id = self._random.choice(allowed_by(bits).tolist())
             assert own.consume_token(token_id)
             updates.append(RequestUpdate(name, (token_id,), (), None))
         self.made.note(updates)
         return found
 
+    def steps(self, number: int) -> None:
+        """So many, with time for new lexers in between."""
+        for _ in range(number):
+            self.step()
+            until_s = time.monotonic() + 30
+            while any(guide.compiled is not None and guide.compiled.is_growing for guide in self.made.live.values()):
+                assert time.monotonic() < until_s
+                time.sleep(0.01)
+
     def users(self) -> list[int]:
         """How many requests use each lexer."""
         return sorted(Counter(id(guide.start) for guide in self.made.live.values()).values())
-
-
-def wait_until_grown(made: Guides) -> None:
-    until_s = time.monotonic() + 30
-    while any(guide.compiled is not None and guide.compiled.is_growing for guide in made.live.values()):
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
 
 
 def test_many_requests_of_one_grammar_share_several_lexers(made: Guides) -> None:
@@ -91,9 +89,7 @@ def test_many_requests_of_one_grammar_share_several_lexers(made: Guides) -> None
         walk.add(f"list {number}", LISTS)
     walk.add("other", NAMES)
     assert walk.users() == [1, 14]
-    for _ in range(6):
-        walk.step()
-        wait_until_grown(made)
+    walk.steps(6)
     assert walk.users() == [1, 2, 4, 4, 4]
     for number in range(12):  # those that leave do not leave one lexer to all others
         made.drop(f"list {number}")
@@ -107,16 +103,12 @@ def test_few_requests_and_large_grammars_keep_one(made: Guides, monkeypatch: pyt
     walk = Walk(made)
     for number in range(guides.USERS_OF_A_LEXER):
         walk.add(f"name {number}", NAMES)
-    for _ in range(3):
-        walk.step()
-        wait_until_grown(made)
+    walk.steps(3)
     assert walk.users() == [guides.USERS_OF_A_LEXER]
     monkeypatch.setattr(compiling, "MEMORY_OF_ONE", 1000)
     for number in range(10):
         walk.add(f"late {number}", NAMES)
-    for _ in range(3):
-        walk.step()
-        wait_until_grown(made)
+    walk.steps(3)
     assert walk.users() == [guides.USERS_OF_A_LEXER + 10]
 
 
@@ -125,21 +117,18 @@ def test_long_answers_are_moved_a_few_at_a_time(made: Guides, monkeypatch: pytes
     walk = Walk(made)
     for number in range(6):
         walk.add(f"list {number}", LISTS)
-    walk.step()  # asks for another lexer
-    wait_until_grown(made)
+    walk.steps(1)  # asks for another lexer
     walk.step()
     assert walk.users() == [2, 4]  # one token each
     for number in range(6, 12):
         walk.add(f"list {number}", LISTS)
-    for _ in range(3):
-        walk.step()
-        wait_until_grown(made)
+    walk.steps(3)
     assert sum(walk.users()) == 12
 
 
 def test_masks_behind_guesses(made: Guides) -> None:
     """A guided request has a mask for each place, up to a guess that does not fit; and nothing is consumed."""
-    walk, tokenizer = Walk(made), open_checkpoint(embedded_model_path()).tokenizer()
+    walk, tokenizer = Walk(made), embedded_tokenizer()
     for name in ("fits", "does not", "none"):
         walk.add(name, NAMES)
     right = tokenizer.encode('["Jo", "Al', add_special_tokens=False)
@@ -162,7 +151,7 @@ def test_masks_behind_guesses(made: Guides) -> None:
 
 
 def test_what_a_grammar_leaves_no_choice_about(made: Guides) -> None:
-    tokenizer = open_checkpoint(embedded_model_path()).tokenizer()
+    tokenizer = embedded_tokenizer()
     made.add("one", params({"enum": ["a very long constant", "another"]}))
     start = tokenizer.encode('"a v', add_special_tokens=False)
     assert '"a'.startswith(tokenizer.decode(list(made.forced("one"))))

@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
 from headway.errors import InvalidRequestError
 from headway.sampling_params import StructuredOutputsParams
@@ -17,68 +17,65 @@ from headway.structured.compiler_errors import plain_reason
 from headway.structured.grammars import grammar_of
 from headway.structured.json_schema import prepare_schema
 from headway.structured.tool_schemas import Tool, log_loosened, prepared_tool
+from tests.unit.structured.matching import BYTES, is_whole
 
-# A schema, where it is not supported, and valid values of which strict reading would lose some.
-UNSUPPORTED: dict[str, tuple[dict[str, Any], str, list[Any]]] = {
+# Of the parameter "a", or of all: a schema, where and why it is not supported, and valid values that strictness loses.
+UNSUPPORTED: dict[str, tuple[dict[str, Any], str, str, list[Any]]] = {
     "uniqueItems": (
-        {"properties": {"a": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}},
-        "properties.a.uniqueItems",
+        {"a": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}},
+        ".uniqueItems",
+        "listed values",
         [{"a": ["x", "y"]}],
     ),
+    "oneOf of equals": (
+        {"a": {"oneOf": [{"type": "object", "title": "x"}, {"type": "object", "minProperties": 1}]}},
+        ".oneOf",
+        "told apart",
+        [{"a": {}}],
+    ),
+    "a lookahead": ({"a": {"pattern": "^(?=a)b"}}, ".pattern", "lookahead", [{"a": 1}]),
+    "an anchor within": ({"a": {"pattern": "a$b"}}, ".pattern", "lookarounds", [{"a": 1}]),
+    "an unknown property of characters": ({"a": {"pattern": "\\p{Foo}"}}, ".pattern", "not found", []),
+    "maxContains": (
+        {"a": {"type": "array", "contains": {"const": 1}, "maxContains": 1}},
+        ".maxContains",
+        "is not supported",
+        [{"a": [1]}],
+    ),
+    "not": ({"a": {"not": {"multipleOf": 2}}}, ".not", "opposite", [{"a": 1}]),
+    "a long tuple": (
+        {"a": {"prefixItems": [{"type": "integer"}] * 501, "items": {"type": "null"}}},
+        ".prefixItems",
+        "at most 500",
+        [{"a": [1, 2]}],
+    ),
+    "a large number": ({"a": {"const": 2**53 + 1}}, ".const", "a listed number", [{"a": 2**53 + 1}]),
+    "a dynamic reference": ({"a": {"$dynamicRef": "#a"}}, ".$dynamicRef", "not supported", []),
     "patterns that overlap": (
         {"patternProperties": {"a*": {"type": "integer"}, "aaa*": {"minimum": 1}}, "additionalProperties": False},
         "patternProperties",
+        "not disjoint",
         [{"aaa": 1}, {"a": 0}],
     ),
-    "oneOf of equals": (
-        {"properties": {"a": {"oneOf": [{"type": "object", "title": "x"}, {"type": "object", "minProperties": 1}]}}},
-        "properties.a.oneOf",
-        [{"a": {}}],
-    ),
-    "a lookahead": ({"properties": {"a": {"pattern": "^(?=a)b"}}}, "properties.a.pattern", [{"a": 1}]),
-    "an anchor within": ({"properties": {"a": {"pattern": "a$b"}}}, "properties.a.pattern", [{"a": 1}]),
-    "an unknown property of characters": ({"properties": {"a": {"pattern": "\\p{Foo}"}}}, "properties.a.pattern", []),
-    "maxContains": (
-        {"properties": {"a": {"type": "array", "contains": {"const": 1}, "maxContains": 1}}},
-        "properties.a.maxContains",
-        [{"a": [1]}],
-    ),
-    "not": ({"properties": {"a": {"not": {"multipleOf": 2}}}}, "properties.a.not", [{"a": 1}]),
-    "a long tuple": (
-        {"properties": {"a": {"prefixItems": [{"type": "integer"}] * 501, "items": {"type": "null"}}}},
-        "properties.a.prefixItems",
-        [{"a": [1, 2]}],
-    ),
-    "a large number": ({"properties": {"a": {"const": 2**53 + 1}}}, "properties.a.const", [{"a": 2**53 + 1}]),
-    "a dynamic reference": ({"properties": {"a": {"$dynamicRef": "#a"}}}, "properties.a.$dynamicRef", []),
 }
-
-
-def parameters(name: str) -> dict[str, Any]:
-    return {"type": "object", **UNSUPPORTED[name][0]}
+PLACE = "tools[0].function.parameters"
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
-def test_a_strict_tool_is_refused_by_path(name: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        prepared_tool(Tool("f", parameters=parameters(name), strict=True), "tools[0].function.parameters")
-    assert caught.value.param == f"tools[0].function.parameters.{UNSUPPORTED[name][1]}"
-
-
-@pytest.mark.parametrize("name", UNSUPPORTED)
-def test_another_tool_may_be_called_with_more(name: str) -> None:
-    _, place, values = UNSUPPORTED[name]
-    tool, left_out = prepared_tool(Tool("f", parameters=parameters(name)), "tools[0].function.parameters")
-    assert len(left_out) == 1
-    assert left_out[0].startswith(f"tools[0].function.parameters.{place}")
-    tokenizer = LLTokenizer("byte")
-    start = compile_grammar(tokenizer, LLMatcher.grammar_from_json_schema(json.dumps(tool.parameters)))
+def test_a_strict_tool_is_refused_by_path_and_another_may_be_called_with_more(name: str) -> None:
+    schema, place, reason, values = UNSUPPORTED[name]
+    if "a" in schema:
+        schema, place = {"properties": schema}, f"properties.a{place}"
+    parameters = {"type": "object", **schema}
+    with pytest.raises(InvalidRequestError, match=reason) as caught:
+        prepared_tool(Tool("f", parameters=parameters, strict=True), PLACE)
+    assert caught.value.param == f"{PLACE}.{place}"
+    tool, (left_out,) = prepared_tool(Tool("f", parameters=parameters), PLACE)
+    assert left_out.startswith(f"{PLACE}.{place}")
+    start = compile_grammar(BYTES, LLMatcher.grammar_from_json_schema(json.dumps(tool.parameters)))
     for value in values:
-        jsonschema.Draft202012Validator(parameters(name)).validate(value)
-        matcher = start.deep_copy()
-        text = list(json.dumps(value, separators=(",", ":")).encode())
-        assert matcher.try_consume_tokens(text) == len(text), value
-        assert matcher.is_accepting()
+        jsonschema.Draft202012Validator(parameters).validate(value)
+        assert is_whole(start.deep_copy(), list(json.dumps(value, separators=(",", ":")).encode())), value
 
 
 @pytest.mark.parametrize(
@@ -86,7 +83,7 @@ def test_another_tool_may_be_called_with_more(name: str) -> None:
 )
 def test_what_is_no_schema_is_refused_always(schema: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError):
-        prepared_tool(Tool("f", parameters=schema), "tools[0].function.parameters")
+        prepared_tool(Tool("f", parameters=schema), PLACE)
 
 
 def test_supported_schemas_are_not_loosened() -> None:
@@ -100,7 +97,7 @@ def test_what_is_left_out_is_logged_once(caplog: pytest.LogCaptureFixture) -> No
     log_loosened.cache_clear()
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            log_loosened("f", tuple(f"tools[0].function.parameters.{at}: no" for at in range(5)))
+            log_loosened("f", tuple(f"{PLACE}.{at}: no" for at in range(5)))
         log_loosened("g", ())
     [record] = caplog.records
     assert "'f'" in record.getMessage()
@@ -126,7 +123,7 @@ def test_what_is_left_out_is_logged_once(caplog: pytest.LogCaptureFixture) -> No
 )
 def test_the_compiler_gives_reasons_without_the_grammar(values: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        compile_grammar(LLTokenizer("byte"), grammar_of(StructuredOutputsParams(**values)))
+        compile_grammar(BYTES, grammar_of(StructuredOutputsParams(**values)))
     text = str(caught.value)
     assert reason in text
     for internal in ("%llguidance", "x-guidance", " | ", "(And", "json-schema:///"):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 
 from headway.structured.json_pattern import PatternError, portable_pattern
 from headway.structured.json_schema import prepare_schema
 from headway.structured.pattern_matching import MAX_MATCHED_CHARS, PatternMatching
+from tests.unit.structured.matching import soon
 
 VALUES = ["", "a", "b", "ab", "aab", "a1", "1", "-", "a b", '"', "\\", "a/b", "AB", "[x]", "a.b"]
 PATTERNS = [
@@ -17,14 +17,8 @@ PATTERNS = [
     *("\\\\", '"', "/", "[A-Z]", "^\\[", "\\.", "(?:a)(?<n>b)", "x*", "a+?b"),
 ]
 BACKTRACKING = [
-    "^(((((((a+)+)+)+)+)+)+)+$",
-    "^(a|a|a|a)*$",
-    "^(a*)*$",
-    "^(a|aa)+$",
-    "(.*a){12}$",
-    "^((a{1,4}){1,4}){1,4}$",
-    "(a|b|ab)*c$",
-    "^(\\w+\\s?)*$",
+    *("^(((((((a+)+)+)+)+)+)+)+$", "^(a|a|a|a)*$", "^(a*)*$", "^(a|aa)+$", "(.*a){12}$", "^((a{1,4}){1,4}){1,4}$"),
+    *("(a|b|ab)*c$", "^(\\w+\\s?)*$"),
 ]
 
 
@@ -56,9 +50,8 @@ def test_where_dialects_differ_nothing_is_certain(pattern: str, value: str) -> N
 def test_no_pattern_takes_long(pattern: str) -> None:
     values = ["a" * length + "-" for length in (11, 12, 40, 250)]
     schema = {"oneOf": [{"type": "string", "pattern": pattern}, {"enum": values}]}
-    start = time.process_time()
-    prepare_schema(schema, path="schema")
-    assert time.process_time() - start < 0.5
+    with soon(0.5):
+        prepare_schema(schema, path="schema")
     matching = PatternMatching()
     assert not any(matching.may_match(pattern, value) for value in values)
 

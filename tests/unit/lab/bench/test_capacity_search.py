@@ -9,7 +9,7 @@ import pytest
 from headway.errors import ConfigError
 from headway.lab.bench.bench_capacity_command import capacity_json, capacity_page, probe_line, verdict
 from headway.lab.bench.capacity_search import Capacity, Limits, find_capacity
-from headway.lab.bench.online_metrics import SARATHI, Objective, OnlineMetrics, missed, parse_objective, result_keys
+from headway.lab.bench.online_metrics import SARATHI, Objective, OnlineMetrics, missed, parse_objective
 from headway.lab.bench.timelines import RequestTimeline
 
 BOUND = [Objective("p99_itl_ms", 100.0)]
@@ -44,19 +44,13 @@ def test_brackets_by_doubling_then_halves_the_ratio() -> None:
     assert [probe.is_met for probe in found.probes] == [True, True, True, False, True, True]
 
 
-def test_never_met() -> None:
-    found = search(lambda rate: metrics(1e6), start=1.0, lowest=0.1)
-    assert (found.rate, found.first_miss, found.best) == (None, 0.1, None)
-    assert verdict(found) == "No rate down to 0.1 requests/s meets the objectives."
-
-
-def test_always_met() -> None:
-    found = search(lambda rate: metrics(1.0), start=1.0, highest=50.0)
-    assert (found.rate, found.first_miss) == (50.0, None)
-    assert verdict(found) == "Capacity: at least 50 requests/s; no higher rate was tried."
-
-
-def test_ends_after_so_many_probes() -> None:
+def test_never_and_always_met() -> None:
+    never = search(lambda rate: metrics(1e6), start=1.0, lowest=0.1)
+    assert (never.rate, never.first_miss, never.best) == (None, 0.1, None)
+    assert verdict(never) == "No rate down to 0.1 requests/s meets the objectives."
+    always = search(lambda rate: metrics(1.0), start=1.0, highest=50.0)
+    assert (always.rate, always.first_miss) == (50.0, None)
+    assert verdict(always) == "Capacity: at least 50 requests/s; no higher rate was tried."
     assert len(search(gap_at, precision=1e-9, max_probes=7).probes) == 7
 
 
@@ -126,7 +120,3 @@ def test_objectives_bound_latencies_above_and_rates_below() -> None:
 def test_objectives_that_are_none(text: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         parse_objective(text)
-
-
-def test_keys_that_can_be_bounded() -> None:
-    assert {"p50_ttft_ms", "p95_e2el_ms", "itl_p99_over_p50", "goodput_share", "failed"} <= set(result_keys())

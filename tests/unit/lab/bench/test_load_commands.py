@@ -54,7 +54,7 @@ def test_a_load_with_a_result_and_a_report(
     )
     assert code == 0
     printed = capsys.readouterr().out
-    assert "Successful requests:                     5\n" in printed
+    assert "Successful requests:                     5\n" in printed and "Cached" not in printed
     assert "Request rate configured (RPS):           50.00" in printed
     result = json.loads((tmp_path / "r.json").read_text())
     assert (result["completed"], result["num_prompts"], result["model_id"], result["backend"]) == (5, 5, "m", "openai")
@@ -118,15 +118,12 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_engine")
-@pytest.mark.parametrize(
-    "named", [["--host", "127.0.0.1"], ["--extra-body", '{"top_k": 3}'], ["--backend", "openai"], []]
-)
+@pytest.mark.parametrize("named", [["--host", "127.0.0.1"], ["--extra-body", '{"top_k": 3}']])
 def test_whatever_names_a_server_chooses_it(server: SSEServer, named: list[str]) -> None:
     flags = ["--port", port_of(server), *named, *SMALL, "--num-prompts", "2"]
     assert main(["bench", "sweep", *flags, "--rates", "50"]) == 0
-    assert (
-        main(["bench", "capacity", *flags, "--slo", "p99_itl_ms=60000", "--start-rate", "50", "--max-rate", "50"]) == 0
-    )
+    one_rate = ["--slo", "p99_itl_ms=60000", "--start-rate", "50", "--max-rate", "50"]
+    assert main(["bench", "capacity", *flags, *one_rate]) == 0
     assert len(server.bodies) == 2 * (1 + 2)  # a warm-up and the requests of one rate each
     assert all(("top_k" in body) == ("--extra-body" in named) for body in server.bodies)
 
@@ -186,42 +183,21 @@ def cached(body: dict[str, Any]) -> Answer:
 
 def test_prompts_from_the_cache_are_counted_and_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "r.json"
-    flags = [
-        "--random-input-len",
-        "100",
-        "--random-output-len",
-        "1",
-        "--num-prompts",
-        "4",
-        "--result-filename",
-        str(out),
-    ]
+    flags = ["--random-input-len", "100", "--random-output-len", "1", "--num-prompts", "4"]
+    shared = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": [*range(90), number], "output_tokens": 1} for number in range(9)]
+    shared.write_text("\n".join(map(json.dumps, rows)))
     with SSEServer(cached) as server:
-        assert main(["bench", "serve", "--base-url", server.url, *flags]) == 0
-    printed = capsys.readouterr().out
+        assert serve(server.url, *flags, "--result-filename", str(out)) == 0
+        printed = capsys.readouterr().out
+        others = ["--dataset-name", "custom", "--dataset-path", str(shared), "--disable-tqdm"]
+        assert main(["bench", "serve", "--base-url", server.url, *others]) == 0
+    told = capsys.readouterr().out
+    assert "Cached prompt tokens:" in told and "note:" not in told, "of prompts that share their beginnings"
     assert "Cached prompt tokens:                    300 (75.0%)\n" in printed
     assert "note: 75% of the prompt tokens came from the server's prefix cache" in printed
     result = json.loads(out.read_text())
     assert (result["total_cached_tokens"], result["cached_token_share"]) == (300, 0.75)
-
-
-def test_prompts_that_share_their_beginnings_are_not_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(
-        "".join(json.dumps({"prompt": [*range(90), number], "output_tokens": 1}) + "\n" for number in range(9))
-    )
-    with SSEServer(cached) as server:
-        flags = ["--dataset-name", "custom", "--dataset-path", str(path)]
-        assert main(["bench", "serve", "--base-url", server.url, *flags]) == 0
-    printed = capsys.readouterr().out
-    assert "Cached prompt tokens:" in printed and "note:" not in printed
-
-
-def test_a_server_that_does_not_tell_of_its_cache(server: SSEServer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert serve(server.url, "--num-prompts", "2") == 0
-    assert "Cached" not in capsys.readouterr().out
 
 
 def test_no_run_asks_what_another_has_asked(server: SSEServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,10 +225,16 @@ def test_repeats_are_one_result_and_equal_ones_have_no_star(
     assert [run["seed"] for run in result["runs"]] == [5, 6, 7]
     assert result["mean_ttft_ms"] == pytest.approx(sum(run["mean_ttft_ms"] for run in result["runs"]) / 3)
     same.write_text(file.read_text())
-    assert main(["bench", "compare", str(file), str(same)]) == 0
+    page = tmp_path / "c.html"
+    assert main(["bench", "compare", str(file), str(same), "--html", str(page)]) == 0
     table, note = capsys.readouterr().out.rsplit("\n*", 1)
-    assert "±" in table and "*" not in table
-    assert "standard deviation of 3, 3 runs" in note
+    assert "±" in table and "*" not in table and "after / before" in table
+    assert "standard deviation of 3, 3 runs" in note and "p99_ttft_ms" in page.read_text()
+    for path in (file, same):
+        path.write_text(json.dumps(result["runs"][0]))
+    assert main(["bench", "compare", str(file), str(same)]) == 0
+    printed = capsys.readouterr().out
+    assert "Single runs" in printed and "*" not in printed
 
 
 def test_repeats_in_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,24 +263,19 @@ def test_a_sweep_over_rates_of_a_server(server: SSEServer, tmp_path: Path, capsy
     assert len(prompts) == 8  # no rate finds the prompts of another in the prefix cache
 
 
-def test_a_sweep_over_a_knob_of_the_engine(tmp_path: Path, shape: list[str]) -> None:
+def test_a_sweep_and_a_capacity_of_an_engine(
+    tmp_path: Path, shape: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Over a knob; over rates that are found; up to the rate that keeps a promise."""
     out = tmp_path / "s.json"
     flags = ["--knob", "max_num_seqs=1,4", "--rates", "inf", "--num-prompts", "4", "--output-json", str(out)]
     assert main(["bench", "sweep", *SMALL, *shape, *flags]) == 0
     points = json.loads(out.read_text())["points"]
     assert [point["setting"] for point in points] == [{"max_num_seqs": 1}, {"max_num_seqs": 4}]
     assert all(point["completed"] == 4 and point["failed"] == 0 for point in points)
-
-
-def test_rates_are_found(tmp_path: Path, shape: list[str]) -> None:
-    out = tmp_path / "s.json"
     assert main(["bench", "sweep", *SMALL, *shape, "--num-prompts", "3", "--output-json", str(out)]) == 0
     rates = [point["request_rate"] for point in json.loads(out.read_text())["points"]]
     assert len(rates) == 7 and rates == sorted(rates)
-
-
-def test_the_capacity_of_an_engine(tmp_path: Path, shape: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "c.json"
     flags = ["--slo", "p99_itl_ms=60000", "--start-rate", "50", "--max-rate", "100", "--num-prompts", "3"]
     assert main(["bench", "capacity", *SMALL, *shape, *flags, "--output-json", str(out)]) == 0
     assert "Capacity: at least 100 requests/s" in capsys.readouterr().out
@@ -321,17 +298,6 @@ def test_no_capacity_is_a_failure(server: SSEServer, capsys: pytest.CaptureFixtu
     flags = ["--slo", "p99_ttft_ms=0.000001", "--num-prompts", "2", "--start-rate", "100", "--max-probes", "3"]
     assert main(["bench", "capacity", "--base-url", server.url, *SMALL, *flags]) == 1
     assert "No rate down to 25 requests/s" in capsys.readouterr().out
-
-
-def test_results_beside_each_other(server: SSEServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("a", "b"):
-        serve(server.url, "--num-prompts", "2", "--result-dir", str(tmp_path), "--result-filename", f"{name}.json")
-    page = tmp_path / "c.html"
-    capsys.readouterr()
-    assert main(["bench", "compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--html", str(page)]) == 0
-    printed = capsys.readouterr().out
-    assert "b / a" in printed and "p99_ttft_ms" in page.read_text()
-    assert "Single runs" in printed and "*" not in printed
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,6 @@ def test_a_command_is_shown_without_its_secrets() -> None:
     assert command_text(["x", "--api-key=hush"]) == "x --api-key=HIDDEN"
 
 
-def test_saving_where_nothing_can_be_saved(tmp_path: Path) -> None:
-    with pytest.raises(OSError):
-        Page("t").save(tmp_path / "no" / "folder.html")
-
-
 @pytest.mark.parametrize("width", [30, 72, 120])
 def test_a_terminal_plot_keeps_to_its_width(width: int) -> None:
     xs = [float(number) for number in range(200)]

@@ -18,14 +18,6 @@ def saved(results: Results, folder: Path) -> Results:
     return Results.load(folder)
 
 
-def test_a_row_comes_back_as_it_was(tmp_path: Path) -> None:
-    results = Results(note="busy")
-    results.put(row(where="simulator", trust="mean error of steps 3.0%"))
-    again = saved(results, tmp_path)
-    assert again.rows == results.rows
-    assert again.note == "busy"
-
-
 def test_measuring_again_replaces_that_row_only(tmp_path: Path) -> None:
     results = Results()
     for one in (row("orca", ours="old"), row("eras", ours="old"), row("eras", ours="simulated", where="simulator")):
@@ -65,15 +57,6 @@ def test_the_table_has_a_line_for_each_row_and_says_where() -> None:
     assert "[simulator; mean error of steps 3.0%]" in lines[1]
     assert all(line.replace("\\|", "").count("|") == len(HEADERS) + 1 for line in lines)
     assert "`headway claims orca --quick --on simulator`" in text
-
-
-def test_the_page_has_a_plot_for_each_row() -> None:
-    results = Results()
-    for name in ("eras", "orca"):
-        results.put(row(name))
-    html = as_page(results).render()
-    assert html.count("<svg") == 2
-    assert CLAIMS["orca"].published in html and "2 claims, quick run, 2026-01-01" in html
 
 
 def test_what_was_measured_and_what_was_simulated_stand_in_one_row() -> None:

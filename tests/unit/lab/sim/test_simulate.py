@@ -218,3 +218,11 @@ def test_a_tenant_that_sends_ten_times_as_much_does_not_take_anothers_share(load
     timelines = replayed(both, policy="fair")
     beside_s = mean_s([timeline for one, timeline in zip(both, timelines) if one.options.tenant == "own"])
     assert beside_s <= 1.3 * at_its_share_s
+
+
+def test_the_batch_is_seen_empty_while_there_is_nothing_to_do() -> None:
+    """However many steps lie before: samples of them are thinned, those of an idle machine are not."""
+    result = simulate(work(*[(10.0 * number, 1, 90) for number in range(50)]), machine(), CONFIG, NO_CACHE)
+    assert result.num_steps > 4_000  # more than samples are kept
+    idle = [sample.at_s for sample in result.samples if sample.num_running == 0]
+    assert idle == [timeline.token_times_s[-1] for timeline in result.timelines]

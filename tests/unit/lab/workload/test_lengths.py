@@ -30,10 +30,6 @@ def quantile(values: list[int], share: float) -> int:
     return sorted(values)[round(share * (len(values) - 1))]
 
 
-def test_fixed() -> None:
-    assert set(lengths(512)) == set(lengths({"kind": "fixed", "value": 512})) == {512}
-
-
 def test_uniform_has_both_ends_as_often_as_the_rest() -> None:
     drawn = lengths({"kind": "uniform", "low": 3, "high": 7})
     assert {value: pytest.approx(0.2, abs=0.015) for value in range(3, 8)} == {
@@ -92,20 +88,6 @@ def test_seconds_are_not_rounded() -> None:
     drawn = [found.draw(random.Random(seed)) for seed in range(200)]
     assert 0.25 <= min(drawn) < 0.3 and 0.7 < max(drawn) <= 0.75
     assert distribution(0, is_time=True).draw(random.Random(0)) == 0
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"kind": "uniform", "low": 1, "high": 1000},
-        {"kind": "exponential", "mean": 300},
-        {"kind": "lognormal", "median": 300, "sigma": 1},
-        {"kind": "zipf", "exponent": 1.1, "low": 1, "high": 500},
-    ],
-)
-def test_seeds_decide(value: dict[str, Any]) -> None:
-    assert lengths(value, 1) == lengths(value, 1)
-    assert lengths(value, 1) != lengths(value, 2)
 
 
 @pytest.mark.parametrize(

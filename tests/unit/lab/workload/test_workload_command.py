@@ -51,10 +51,7 @@ def test_texts_take_the_embedded_tokenizer(capsys: pytest.CaptureFixture[str], t
     ("arguments", "message"),
     [
         (["none.toml"], "workload 'none.toml': the file cannot be read"),
-        (
-            [ORCA, "--rate", "1e-308"],
-            "The last request would come inf s after the first",
-        ),
+        ([ORCA, "--rate", "1e-308"], "The last request would come inf s after the first"),
         ([ORCA, "--rate", "1e300"], "A rate must be above 0 requests/s and at most"),
         ([ORCA, "--requests", "10000001"], "A workload has at most 10,000,000 requests"),
         ([ORCA, "--set", "limits.max_inpt=3"], "Did you mean 'max_input'?"),

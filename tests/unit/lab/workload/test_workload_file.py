@@ -160,22 +160,21 @@ def test_overrides() -> None:
         ("t.jsonl", '{"timestamp": 1}', "line 1: there is no 'hash_ids'"),
         ("t.jsonl", '{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [-1]}', "hash_ids must be"),
         ("t.jsonl", '{"timestamp": 0, "input_length": 1, "hash_ids": [1]}', "there is no 'output_length'"),
-        (
-            "t.csv",
-            "input_tokens\n99999999999999999999\n",
-            "'input_tokens' must be a number of at most 16,777,216",
-        ),
+        ("t.csv", "input_tokens\n99999999999999999999\n", "'input_tokens' must be a number of at most 16,777,216"),
         ("t.jsonl", '{"input_tokens": 1' + 400 * "0" + "}", "'input_tokens' must be a number of at most"),
         ("t.csv", "arrival_s\nnan\n", "'arrival_s' must be a number of at least 0, not 'nan'"),
         ("t.csv", "arrival_s\ninf\n", "'arrival_s' must be a number of at most"),
         ("t.csv", "arrival_s,input_tokens,output_tokens\n0,1,1\n1e11,1,1\n", "(31 years)"),
         ("t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nnow,1,1\n", "TIMESTAMP must be a date and a time such as"),
         ("t.csv", "ContextTokens,GeneratedTokens\n1,1\n", "line 2: there is no 'TIMESTAMP'"),
+        ("t.csv", "arrival_s,input_tokens,output_tokens\n0,1,1\n", "no block ids"),
+        ("t.csv", "\xff\xfe\x00", "it is not UTF-8 text"),
     ],
 )
 def test_a_bad_trace(tmp_path: Path, name: str, text: str, message: str) -> None:
-    (tmp_path / name).write_text(text)
-    workload = workload_from_options({"trace": {"file": name}}, base=tmp_path)
+    (tmp_path / name).write_text(text, encoding="latin-1")
+    content = {"content": {"kind": "blocks"}} if message == "no block ids" else {}
+    workload = workload_from_options({"trace": {"file": name}, **content}, base=tmp_path)
     with pytest.raises(ConfigError) as caught:
         workload.draw(vocab_size=9)
     assert message in str(caught.value)
@@ -226,19 +225,6 @@ def test_no_number_of_a_workload_ends_in_anything_but_work_or_an_error_in_words(
                 work = workload_from_options(tried).draw(vocab_size=9, num_requests=6)
                 assert json.dumps(statistics_of(work).as_json(), allow_nan=False), place
                 assert all(0 <= one.arrival_s <= 1e9 and one.num_output_tokens <= 2**24 for one in work), place
-
-
-def test_a_file_that_is_not_text(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="it is not UTF-8 text"):
-        workload_from_options({"trace": {"file": "t.csv"}}, base=tmp_path).draw(vocab_size=9)
-
-
-def test_blocks_need_block_ids(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("arrival_s,input_tokens,output_tokens\n0,1,1\n")
-    options = {"trace": {"file": "t.csv"}, "content": {"kind": "blocks"}}
-    with pytest.raises(ConfigError, match="no block ids"):
-        workload_from_options(options, base=tmp_path).draw(vocab_size=9)
 
 
 def test_no_requests_are_no_workload() -> None:

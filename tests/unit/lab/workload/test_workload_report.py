@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
-
-import pytest
-
 from headway.lab.workload import BenchRequest, statistics_of
 from headway.lab.workload.workload_report import LengthStatistics, reusable_share
 
@@ -16,14 +11,6 @@ def test_lengths() -> None:
     assert (found.mean, found.p50, found.p90, found.p99, found.max, found.total) == (51, 51, 91, 100, 101, 5151)
     assert LengthStatistics.of([1, 2]).p50 == 1.5
     assert LengthStatistics.of([]).total == 0
-
-
-def test_rate_and_gaps() -> None:
-    work = [BenchRequest([1], 2, arrival_s=at) for at in (0.0, 1.0, 4.0)]
-    found = statistics_of(work)
-    assert (found.num_requests, found.duration_s, found.rate) == (3, 4.0, 0.5)
-    assert found.gap_cv == pytest.approx(0.5)  # gaps 1 and 3: deviation 1, mean 2
-    assert (found.num_conversations, found.num_turns) == (0, 0)
 
 
 def test_turns_of_conversations_count_for_the_rate_but_are_no_arrivals() -> None:
@@ -54,7 +41,5 @@ def test_answers_are_reusable_only_where_they_are_counted() -> None:
 
 
 def test_as_json_has_no_numbers_that_json_has_not() -> None:
-    found = statistics_of([BenchRequest([1], 1), BenchRequest([2], 1)])
-    assert found.rate == math.inf and math.isnan(found.gap_cv)
-    told = json.loads(json.dumps(found.as_json(), allow_nan=False))
-    assert told["rate"] is None and told["gap_cv"] is None and told["input"]["max"] == 1
+    told = statistics_of([BenchRequest([1], 1), BenchRequest([2], 1)]).as_json()
+    assert (told["rate"], told["gap_cv"], told["input"]["max"]) == (None, None, 1)
