@@ -46,7 +46,9 @@ def measure(options: argparse.Namespace, engine: LLMEngine) -> OnlineMetrics:
     result = replay(engine, work[: options.num_requests], temperature=SCENARIO_TEMPERATURE)
     metrics = OnlineMetrics.of(result.timelines, result.duration_s)
     tier = engine.core.scheduler.kv_cache.host_tier
-    moved = "" if tier is None else f", {tier.stats.num_moved_out} blocks out, {tier.stats.num_moved_in} in"
+    moved = (
+        "" if tier is None else f", {tier.stats.num_moved_out_blocks} blocks out, {tier.stats.num_moved_in_blocks} in"
+    )
     most = max(timeline.num_preemptions for timeline in result.timelines)
     print(
         f"{mode:<10} TTFT {_row(metrics, 'ttft')} | ITL {_row(metrics, 'itl')} | E2E {_row(metrics, 'e2el')} | "

@@ -109,11 +109,10 @@ async def run(name: str, arguments: argparse.Namespace, **how: Any) -> list[list
     await client.start()
     try:
         found = [await measure(client, arguments, num_streams) for num_streams in arguments.streams]
-        stats = client.stats
-        assert stats is not None
-        hidden = f"{stats.num_early_blocks / stats.num_sent_blocks:.0%}" if stats.num_sent_blocks else "none"
+        sent = client.stats.transfers
+        hidden = f"{sent.num_early_blocks / sent.num_sent_blocks:.0%}" if sent.num_sent_blocks else "none"
         print(
-            f"<!-- {name}: {dict(client.prefill_outcomes)}, {stats.num_sent_blocks} blocks, {hidden} of them sent "
+            f"<!-- {name}: {dict(client.prefill_outcomes)}, {sent.num_sent_blocks} blocks, {hidden} of them sent "
             "while their prompt was being computed -->",
             flush=True,
         )

@@ -191,7 +191,7 @@ def test_prefill_and_decode_apart_have_the_tokens_of_one_engine(
             if "roles" in how:
                 stats = client.replicas[0].stats
                 assert client.prefill_outcomes["elsewhere"] > 6, client.prefill_outcomes
-                assert stats is not None and stats.num_moved_in_blocks > 100
+                assert stats.tiers.num_moved_in_blocks > 100
             return answers
         finally:
             await client.shutdown()

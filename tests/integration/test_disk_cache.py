@@ -116,7 +116,7 @@ def test_a_restarted_engine_finds_its_prefixes(tiny: TinyLLM, tmp_path: Path, pa
     outputs = [second.generate(prompt, params, use_tqdm=False)[0] for prompt in prompts]
     assert [[one.token_ids for one in output.outputs] for output in outputs] == expected
     assert [output.num_cached_tokens for output in outputs] == [96, 48, 16]
-    assert tier_of(second).stats.num_fetched == 6 + 3 + 1
+    assert tier_of(second).stats.num_fetched_blocks == 6 + 3 + 1
     second.shutdown()
 
 
@@ -195,7 +195,7 @@ def test_parts_of_different_size_are_one_block(num_ranks: int, collectives: str,
         outputs = [llm.generate(prompt, params, use_tqdm=False)[0] for prompt in prompts]
         assert [[one.token_ids for one in output.outputs] for output in outputs] == expected
         assert [output.num_cached_tokens for output in outputs] == found
-        assert tier_of(llm).stats.num_fetched == sum(found) // 16
+        assert tier_of(llm).stats.num_fetched_blocks == sum(found) // 16
         llm.shutdown()
     files = list((tmp_path / "kv").glob("*/*/*.kv"))
     assert len({file.parent for file in files}) == 1 and len({file.stat().st_size for file in files}) == 1
@@ -264,8 +264,8 @@ def test_engines_that_are_killed_leave_nothing_wrong(
             await until(lambda: replica.is_ready and replica.pid not in dead)
             await asyncio.sleep(rng.uniform(0.2, 0.8))
             await until(lambda: len(found) >= 10 * len(dead))
-            assert replica.pid is not None and replica.stats is not None
-            num_fetched += replica.stats.num_fetched_blocks > 0
+            assert replica.pid is not None
+            num_fetched += replica.stats.tiers.num_fetched_blocks > 0
             dead.append(replica.pid)
             os.kill(replica.pid, signal.SIGKILL)
         await until(lambda: replica.is_ready and replica.pid not in dead)

@@ -138,9 +138,9 @@ async def kill_in_the_middle(replica: Replica) -> None:
     """Whenever a process has made some tokens."""
     for number, kind in enumerate(DEATHS):
         await until(lambda number=number: replica.num_restarts == number and replica.is_ready)
-        assert replica.stats is not None and replica.pid is not None
-        limit = replica.stats.generation_tokens + 100 + 50 * number
-        await until(lambda limit=limit: replica.stats.generation_tokens > limit)
+        assert replica.pid is not None
+        limit = replica.stats.batch.generation_tokens + 100 + 50 * number
+        await until(lambda limit=limit: replica.stats.batch.generation_tokens > limit)
         os.kill(replica.pid, kind)
 
 
@@ -155,7 +155,7 @@ def test_answers_do_not_depend_on_deaths(llm: LLM, engine: tuple[AsyncLLM, async
             assert await answers(process) == expected
             assert killing.done(), "it was worth the while"
             await killing
-            await until(lambda: client.stats.num_used_blocks == 0)
+            await until(lambda: client.stats.blocks.num_used_blocks == 0)
             assert client.num_open_streams == 0 and client.num_resumed > 20
 
     runner.run(test())

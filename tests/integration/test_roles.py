@@ -22,7 +22,8 @@ from headway.core.routing import Roles
 from headway.errors import ConfigError
 from headway.rpc import engine_client
 from headway.rpc.engine_client import EngineClient
-from headway.rpc.messages import AddRequest, EngineStats
+from headway.rpc.engine_stats import EngineStats
+from headway.rpc.messages import AddRequest
 from headway.rpc.supervision import options_apart
 from tests.integration.server_process import ServerProcess, running_server
 from tests.integration.test_resumption import PARAMS, Answers, Asked, answers, answers_of
@@ -52,14 +53,18 @@ ASKED: Asked = {
 }
 
 
-def is_idle(stats: EngineStats | None) -> bool:
-    return stats is not None and (stats.num_running, stats.num_waiting, stats.num_used_blocks) == (0, 0, 0)
+def is_idle(stats: EngineStats) -> bool:
+    return (stats.batch.num_running, stats.batch.num_waiting, stats.blocks.num_used_blocks) == (
+        0,
+        0,
+        0,
+    )
 
 
 async def check_nothing_left(client: EngineClient) -> None:
     """Nothing runs or waits, and no block is held, on any replica."""
     async with asyncio.timeout(30):
-        await until(lambda: all(is_idle(replica.stats) for replica in client.replicas if replica.stats is not None))
+        await until(lambda: all(is_idle(replica.stats) for replica in client.replicas))
     assert client.num_open_streams == 0
     assert client._prefills is not None
     assert not client._prefills._live and not client._prefills._by_request and not client._prefills.router._routed
@@ -92,9 +97,8 @@ def test_tokens_are_those_of_one_engine(carrier: Any, options: dict[str, Any], e
             assert outcomes["elsewhere"] > 5 and not outcomes["aborted"], "a slow machine may not wait for all"
             assert sum(outcomes.values()) == len(expected)
             decode, prefill = client.replicas
-            assert decode.stats is not None and prefill.stats is not None
-            assert decode.stats.num_moved_in_blocks > 40, "blocks came from there"
-            assert prefill.stats.prompt_tokens > 0 and decode.stats.transfer_block_s > 0.0
+            assert decode.stats.tiers.num_moved_in_blocks > 40, "blocks came from there"
+            assert prefill.stats.batch.prompt_tokens > 0 and decode.stats.transfers.block_s > 0.0
             await check_nothing_left(client)
 
     asyncio.run(test())
@@ -120,9 +124,8 @@ def test_tokens_do_not_depend_on_deaths(options: dict[str, Any], expected: Answe
                 if victim is prefill:
                     await until(lambda: bool(client._prefills and client._prefills._live))
                 else:
-                    assert decode.stats is not None
-                    limit = decode.stats.generation_tokens + 20
-                    await until(lambda limit=limit: decode.stats.generation_tokens > limit)
+                    limit = decode.stats.batch.generation_tokens + 20
+                    await until(lambda limit=limit: decode.stats.batch.generation_tokens > limit)
                 kill(victim, kind)
                 assert await asking == expected
                 await check_nothing_left(client)

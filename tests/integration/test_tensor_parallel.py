@@ -230,7 +230,7 @@ def test_streams_survive_the_death_of_ranks() -> None:
             pid, stats = replica.pid, replica.stats
             if pid is None or stats is None or pid in engines:
                 continue
-            if stats.generation_tokens > begun.setdefault(pid, stats.generation_tokens) + 150:
+            if stats.batch.generation_tokens > begun.setdefault(pid, stats.batch.generation_tokens) + 150:
                 (rank,) = children()
                 os.kill(rank, signal.SIGKILL)
                 engines.append(pid)

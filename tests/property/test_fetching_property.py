@@ -274,4 +274,4 @@ def test_prompts_that_find_no_room_wait_for_it_in_turn() -> None:
     driven.land()
     assert all(request.status.is_finished for request in requests)
     assert not driven.tier.held and not driven.scheduler.live.roomless
-    assert driven.tier.stats.num_fetched == 6
+    assert driven.tier.stats.num_fetched_blocks == 6

@@ -122,7 +122,7 @@ def test_a_fetched_block_is_found_when_it_has_come() -> None:
     tier.fetch_done(b"b", False)
     assert tier.read(b"a") == slot and tier.find([b"b"]) == []
     assert tier.far is not None and b"b" not in tier.far, "it is not there after all"
-    assert (tier.stats.num_fetched, tier.stats.num_failed_fetches) == (1, 1)
+    assert (tier.stats.num_fetched_blocks, tier.stats.num_failed_fetches) == (1, 1)
     tier.check_invariants()
 
 
@@ -175,11 +175,11 @@ def test_the_oldest_blocks_are_stored_once_slots_become_scarce() -> None:
     assert tier.put(b"6") is not None and tier.put(b"7") is not None  # the last free ones
     assert [tier.put(name) for name in (b"8", b"9")] == [stored[b"1"], stored[b"2"]], "3 is being stored"
     assert tier.put(b"10") is not None and b"4" not in tier
-    assert tier.stats.num_dropped == 0
+    assert tier.stats.num_dropped_blocks == 0
     for name in (b"11", b"12"):
         assert tier.put(name) is not None
-    assert tier.stats.num_dropped == 2, "the disk is too slow"
-    assert (tier.stats.num_stored, tier.stats.num_failed_stores) == (1, 1)
+    assert tier.stats.num_dropped_blocks == 2, "the disk is too slow"
+    assert (tier.stats.num_stored_blocks, tier.stats.num_failed_stores) == (1, 1)
     tier.check_invariants()
 
 

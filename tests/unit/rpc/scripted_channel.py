@@ -9,10 +9,10 @@ from typing import Any
 from headway.engine.llm_engine import LLMEngine
 from headway.rpc.channel import ChannelClosedError, pack
 from headway.rpc.engine_loop import EngineLoop
+from headway.rpc.engine_stats import EngineStats
 from headway.rpc.messages import (
     AddRequest,
     Delta,
-    EngineStats,
     StepBatch,
     ToEngine,
     UnreadableRequest,

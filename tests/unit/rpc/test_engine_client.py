@@ -15,7 +15,8 @@ import pytest
 from headway.errors import EngineStartError, EngineUnavailableError, InvalidRequestError
 from headway.rpc import supervision
 from headway.rpc.engine_client import EngineClient
-from headway.rpc.messages import AddRequest, BlockSnapshot, EngineStats, StepSnapshot
+from headway.rpc.engine_stats import EngineStats
+from headway.rpc.messages import AddRequest, BlockSnapshot, StepSnapshot
 from headway.rpc.streams import RequestStream, SnapshotStream
 from headway.rpc.supervision import Patience
 from headway.sampling_params import SamplingParams
@@ -29,9 +30,8 @@ def client(runner: asyncio.Runner) -> Iterator[EngineClient]:
         yield client
 
 
-def state(stats: EngineStats | None) -> tuple[int, int, int]:
-    assert stats is not None
-    return stats.num_running, stats.num_waiting, stats.num_used_blocks
+def state(stats: EngineStats) -> tuple[int, int, int]:
+    return stats.batch.num_running, stats.batch.num_waiting, stats.blocks.num_used_blocks
 
 
 async def test_requests_are_streamed(client: EngineClient) -> None:
@@ -131,7 +131,7 @@ async def recovered(client: EngineClient, request_id: str) -> None:
 
 
 async def test_a_killed_engine_ends_streams_and_is_started_again(client: EngineClient) -> None:
-    steps_before = client.stats.num_steps if client.stats else 0
+    steps_before = client.stats.batch.num_steps if client.stats else 0
     restarts_before = client.num_restarts
     viewer = client.watch()
     streams = [client.submit(add(f"doomed-{index}", max_tokens=4000)) for index in range(5)]
@@ -147,7 +147,7 @@ async def test_a_killed_engine_ends_streams_and_is_started_again(client: EngineC
     streams[0].close()
     await recovered(client, "after-kill")
     assert client.num_restarts == restarts_before + 1
-    assert client.stats is not None and client.stats.num_steps > steps_before
+    assert client.stats.batch.num_steps > steps_before
     while "after-kill" not in [row.request_id for row in (await next_step(viewer)).rows]:
         pass
     viewer.close()

@@ -22,6 +22,7 @@ from headway.executor import PendingStep
 from headway.rpc.channel import ChannelClosedError, EngineChannel, FrameReader, pack
 from headway.rpc.engine_loop import BrokenEngineError, EngineLoop
 from headway.rpc.engine_report import block_map
+from headway.rpc.engine_stats import EngineStats, TransferStats
 from headway.rpc.messages import (
     CACHED,
     SHARED,
@@ -29,7 +30,6 @@ from headway.rpc.messages import (
     AddRequest,
     BlockSnapshot,
     Delta,
-    EngineStats,
     Heartbeat,
     Shutdown,
     StepBatch,
@@ -41,6 +41,7 @@ from headway.rpc.messages import (
 )
 from headway.sampling_params import SamplingParams
 from headway.structured.compiling import Compiled
+from tests.unit.engine_stats import engine_stats, numbers
 from tests.unit.rpc.scripted_channel import ScriptedChannel, add, add_raw, run
 from tests.unit.rpc.small_engine import create_engine
 
@@ -53,11 +54,11 @@ def test_a_request_becomes_deltas() -> None:
     assert [delta.is_last for delta in deltas] == [False, False, False, True]
     assert deltas[-1].finish_reason == "length" and deltas[-1].timings is not None
     assert deltas[-1].timings.prefill_s > 0 and deltas[-1].timings.decode_s > 0
-    last = channel.batches[-1].stats
+    last = numbers(channel.batches[-1].stats)
     assert (last.num_steps, last.prompt_tokens, last.generation_tokens) == (4, 2, 4)
     assert (last.num_running, last.num_waiting, last.num_used_blocks) == (0, 0, 0)
-    assert [batch.stats.kind for batch in channel.batches] == ["prefill", "decode", "decode", "decode"]
-    assert all(batch.stats.schedule_s > 0 for batch in channel.batches)
+    assert [batch.stats.step.kind for batch in channel.batches] == ["prefill", "decode", "decode", "decode"]
+    assert all(batch.stats.step.schedule_s > 0 for batch in channel.batches)
 
 
 def test_it_waits_only_when_there_is_nothing_to_do() -> None:
@@ -84,9 +85,9 @@ def test_an_idle_engine_checks_itself(caplog: pytest.LogCaptureFixture) -> None:
 def test_aborts_take_effect_before_the_next_step_and_the_numbers_follow() -> None:
     channel = run([add("a", max_tokens=50)], [], [AbortRequests(["a", "nobody"])], [])
     assert len(channel.deltas("a")) == 2
-    assert channel.batches[-2].stats.num_used_blocks == 1
+    assert channel.batches[-2].stats.blocks.num_used_blocks == 1
     last = channel.batches[-1]
-    assert last.deltas == [] and (last.stats.num_running, last.stats.num_used_blocks) == (0, 0)
+    assert last.deltas == [] and (last.stats.batch.num_running, last.stats.blocks.num_used_blocks) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -292,19 +293,19 @@ def test_shutdown_ends_what_is_not_done_in_time() -> None:
     for request_id in ("a", "b"):
         last = channel.deltas(request_id)[-1]
         assert last.is_last and last.error_status == 503
-    assert channel.batches[-1].stats.num_used_blocks == 0
+    assert channel.batches[-1].stats.blocks.num_used_blocks == 0
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
 def test_preemptions_and_what_is_computed_again_are_counted(prefix_caching: bool) -> None:
     requests = [add(name, prompt=[5 + number] * 2, max_tokens=20) for number, name in enumerate("abc")]
     channel = run(requests, *[[]] * 120, num_kv_blocks=16, enable_prefix_caching=prefix_caching)
-    last = channel.batches[-1].stats
+    last = numbers(channel.batches[-1].stats)
     assert all(channel.deltas(name)[-1].finish_reason == "length" for name in "abc")
     preemptions = [delta.timings.num_preemptions for name in "abc" if (delta := channel.deltas(name)[-1]).timings]
     assert last.num_preemptions == sum(preemptions) > 0
     # What was computed: each token but the last of each request, and some of them again.
-    computed = sum(batch.stats.num_step_tokens for batch in channel.batches)
+    computed = sum(batch.stats.step.num_tokens for batch in channel.batches)
     assert computed == 3 * (2 + 20 - 1) + last.num_recomputed_tokens
     assert (last.prompt_tokens, last.generation_tokens, last.num_saved_tokens) == (6, 60, 0)
     if not prefix_caching:
@@ -314,7 +315,7 @@ def test_preemptions_and_what_is_computed_again_are_counted(prefix_caching: bool
 
 
 def test_counters_go_on_where_an_engine_before_ended() -> None:
-    before = EngineStats(
+    before = engine_stats(
         num_steps=100,
         generation_tokens=7,
         num_queried_tokens=100,
@@ -324,7 +325,7 @@ def test_counters_go_on_where_an_engine_before_ended() -> None:
         num_evicted_blocks=2,
     )
     channel = run([add("a", prompt=PROMPT)], *[[]] * 4, [add("b", prompt=PROMPT)], *[[]] * 4, counted=before)
-    last = channel.batches[-1].stats
+    last = numbers(channel.batches[-1].stats)
     assert (last.num_steps, last.generation_tokens) == (108, 15)
     assert (last.num_queried_tokens, last.num_hit_tokens, last.num_saved_tokens) == (126, 72, 62)
     assert last.num_inserted_blocks > 9 + 3 and last.num_evicted_blocks == 2
@@ -346,7 +347,7 @@ def cached_tokens(channel: ScriptedChannel, request_id: str) -> int:
 def test_the_second_of_two_equal_requests_finds_the_first(params: dict[str, Any]) -> None:
     channel = run([add("a", prompt=PROMPT, **params)], *[[]] * 8, [add("b", prompt=PROMPT, **params)], *[[]] * 8)
     assert (cached_tokens(channel, "a"), cached_tokens(channel, "b")) == (0, 12)
-    last = channel.batches[-1].stats
+    last = numbers(channel.batches[-1].stats)
     assert (last.num_used_blocks, last.num_table_entries) == (0, 0)
     assert last.num_cached_blocks + last.num_free_blocks == 1024 and last.num_cached_blocks >= 4
 
@@ -358,7 +359,7 @@ def test_a_watcher_hears_of_blocks_at_once_and_when_all_is_quiet() -> None:
     assert [(run.owner, run.num_blocks) for run in maps[0].runs] == [(None, 16)]
     assert len(maps) == 2 and {run.owner for run in maps[-1].runs} == {CACHED, None}
     num_cached = sum(run.num_blocks for run in maps[-1].runs if run.owner == CACHED)
-    assert num_cached == channel.batches[-1].stats.num_cached_blocks > 0
+    assert num_cached == channel.batches[-1].stats.blocks.num_cached_blocks > 0
 
 
 def test_a_block_map_tells_shared_blocks_from_others() -> None:
@@ -488,8 +489,7 @@ def test_without_a_proper_first_message_there_is_no_engine(sent: bytes, status: 
 def test_blocks_of_the_last_step_are_served_before_the_loop_sleeps() -> None:
     events: list[str] = []
     server: Any = SimpleNamespace(
-        num_sent_blocks=0,
-        num_early_blocks=0,
+        stats=TransferStats(),
         note_request=lambda request_id: events.append(f"begins {request_id}"),
         note_end=lambda request_id: events.append(f"ends {request_id}"),
         serve=lambda: events.append("serves"),

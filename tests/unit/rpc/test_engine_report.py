@@ -5,8 +5,8 @@ from __future__ import annotations
 from headway.core import NewRequest, ScheduledRequest, SchedulerOutput
 from headway.engine.beam_search import BeamRequests
 from headway.rpc.engine_report import EngineCounters, RecomputedTokens
-from headway.rpc.messages import EngineStats
 from headway.sampling_params import SamplingParams
+from tests.unit.engine_stats import engine_stats
 from tests.unit.rpc.small_engine import create_engine
 
 LIVE = frozenset({"a", "b"})
@@ -35,12 +35,10 @@ class Counted:
         finished: tuple[str, ...] = (),
     ) -> int:
         """Returns how many tokens of this step were computed again."""
-        before = self.counter.num_tokens
         num_tokens = sum(each.num_tokens for each in shares)
         plan = SchedulerOutput(self._num_steps, new, shares, preempted, finished, num_scheduled_tokens=num_tokens)
         self._num_steps += 1
-        self.counter.take(plan, LIVE, is_decode=num_tokens == len(shares))
-        return self.counter.num_tokens - before
+        return self.counter.take(plan, LIVE, is_decode=num_tokens == len(shares))
 
 
 def test_chunk_by_chunk_and_only_what_was_reached() -> None:
@@ -77,18 +75,16 @@ def test_requests_that_end_are_forgotten() -> None:
 
 def test_drafts_are_counted_on_when_an_engine_begins_again() -> None:
     engine = create_engine({"speculation": "ngram"})
-    before = EngineStats(num_drafts=3, num_draft_tokens=9, num_accepted_tokens=5, num_accepted_at=[3, 2])
+    before = engine_stats(num_drafts=3, num_draft_tokens=9, num_accepted_tokens=5, num_accepted_at=[3, 2])
     counters = EngineCounters(
         engine.core.scheduler, BeamRequests(engine.tokenizer, vocab_size=engine.model_config.vocab_size), counted=before
     )
     engine.add_request("r", "abc", SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True))
-    num_accepted = 0
+    accepted = []
     while engine.has_unfinished_requests():
-        num_accepted += sum(row.num_accepted for row in engine.step().report.rows)
-    stats, speculation = counters.stats(), engine.core.scheduler.speculation
-    assert speculation is not None and speculation.stats.num_accepted_tokens > 0
-    assert num_accepted == speculation.stats.num_accepted_tokens
-    assert stats.num_drafts == 3 + speculation.stats.num_drafts
-    assert stats.num_accepted_tokens == 5 + speculation.stats.num_accepted_tokens == sum(stats.num_accepted_at)
-    assert stats.num_accepted_at[:2] == [3 + speculation.accepted_at[0], 2 + speculation.accepted_at[1]]
-    assert len(stats.num_accepted_at) == 8
+        accepted += [row.num_accepted for row in engine.step().report.rows if row.num_drafts]
+    drafts = counters.stats().drafts
+    assert sum(accepted) > 0 and drafts.num_drafts == 3 + len(accepted)
+    assert drafts.num_accepted_tokens == 5 + sum(accepted) == sum(drafts.num_accepted_at)
+    assert drafts.num_accepted_at[:2] == [3 + sum(map(bool, accepted)), 2 + sum(num > 1 for num in accepted)]
+    assert len(drafts.num_accepted_at) == 8

@@ -12,9 +12,10 @@ from headway.core.request_options import RequestOptions
 from headway.rpc import messages as m
 from headway.rpc.channel import MAX_FRAME_BYTES, BrokenFrameError, FrameReader, pack
 from headway.sampling_params import SamplingParams
+from tests.unit.engine_stats import engine_stats
 
 LOGPROBS = [[m.TokenLogprob(5, -0.5, 1, "a"), m.TokenLogprob(6, float("-inf"), None, None)]]
-STATS = m.EngineStats(num_running=3, step_s=0.25, kind="mixed")
+STATS = engine_stats(num_running=3, duration_s=0.25, kind="mixed")
 SPELT = SamplingParams(
     n=2, best_of=3, bad_words=["no"], stop_token_ids=[3], top_k=5, min_p=0.5, max_tokens=None, logprobs=0
 ).with_bad_word_token_ids([[1, 2], [3]])

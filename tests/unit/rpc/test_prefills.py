@@ -81,7 +81,7 @@ async def text(stream: RequestStream) -> str:
 
 
 def is_idle(replica: Replica) -> bool:
-    return replica.stats is None or (replica.stats.num_running, replica.stats.num_waiting) == (0, 0)
+    return replica.stats is None or (replica.stats.batch.num_running, replica.stats.batch.num_waiting) == (0, 0)
 
 
 def is_settled(client: EngineClient) -> bool:
@@ -106,9 +106,8 @@ async def test_a_prompt_is_computed_by_one_and_answered_by_another(
     assert changes(client, before) == {"here": 1, "elsewhere": 1}
     assert choices[0].num_uncached == 41 and choices[0].num_blocks == 10 and choices[0].num_generating == 0
     stats = client.stats
-    assert stats is not None and prefill.stats is not None
-    assert (stats.prompt_tokens, stats.generation_tokens) == (45, 16), "each request counts once"
-    assert prefill.stats.prompt_tokens == 40 and stats.num_fetched_blocks == 10
+    assert (stats.batch.prompt_tokens, stats.batch.generation_tokens) == (45, 16), "each request counts once"
+    assert prefill.stats.batch.prompt_tokens == 40 and stats.tiers.num_fetched_blocks == 10
     again = await read(client.submit(msgspec.structs.replace(request, request_id="again")))
     assert again[-1].timings is not None and again[-1].timings.num_cached_tokens == 40
     assert changes(client, before) == {"here": 2, "elsewhere": 1}, "it is cached where it is answered"

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from headway.rpc.engine_client import MAX_TRIALS, EngineClient
-from headway.rpc.messages import AddRequest, Delta, EngineReady, EngineStats, StepBatch
+from headway.rpc.engine_stats import EngineStats
+from headway.rpc.messages import AddRequest, Delta, EngineReady, StepBatch
 from headway.rpc.supervision import Replica
 from headway.sampling_params import SamplingParams
 

@@ -195,7 +195,7 @@ async def test_an_abort_while_there_is_no_engine(one: EngineClient) -> None:
     assert (await read(unsendable))[-1].error_status == 400, "told when there is an engine; which serves the others"
     assert one.num_open_streams == 0
     check_whole(await read(one.submit(add("next", max_tokens=5))), 5)
-    assert one.stats is not None and one.stats.num_running == 0
+    assert one.stats.batch.num_running == 0
 
 
 async def test_requests_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from headway.engine.llm_engine import LLMEngine
 from headway.rpc.messages import AbortRequests, AddRequest, Delta, StepSnapshot, Watch
 from headway.sampling_params import SamplingParams
 from tests.unit.engine.scripted_logprobs import VOCAB_SIZE, make_engine, run_to_end
+from tests.unit.engine_stats import numbers
 from tests.unit.rpc.scripted_channel import ScriptedChannel, run
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
@@ -74,14 +75,14 @@ def test_beams_that_have_ended_or_fallen_out_count() -> None:
     deltas = channel.deltas("a")
     made = sum(tokens for _, tokens in progress(deltas))
     assert made > sum(len(delta.token_ids) for delta in deltas)
-    assert channel.batches[-1].stats.generation_tokens == made
+    assert channel.batches[-1].stats.batch.generation_tokens == made
 
 
 def test_others_stream_as_ever_beside_them() -> None:
     greedy = {"temperature": 0.0, "max_tokens": 8}
     channel, _ = looped([ask("a", BEAMS), ask("b", greedy), ask("c", BEST)], *[[]] * 30)
     assert [len(delta.token_ids) for delta in channel.deltas("b")] == [1] * 8
-    assert channel.batches[-1].stats.generation_tokens == 2 * WIDTH * NUM_TOKENS + 8
+    assert channel.batches[-1].stats.batch.generation_tokens == 2 * WIDTH * NUM_TOKENS + 8
 
 
 def test_a_search_without_any_result_is_refused_and_hurts_nobody() -> None:
@@ -98,7 +99,7 @@ def test_an_abort_frees_every_block(params: dict[str, Any], num_steps: int) -> N
     """With three seats some beams of a position have come back, and others wait, or hold blocks in the batch."""
     script = [[ask("a", params, max_tokens=30)], *[[]] * num_steps, [AbortRequests(["a"])], [], []]
     channel, engine = looped(*script, max_num_seqs=3)
-    last = channel.batches[-1].stats
+    last = numbers(channel.batches[-1].stats)
     assert (last.num_running, last.num_waiting, last.num_used_blocks) == (0, 0, 0)
     assert not engine.core.scheduler.requests
     assert all(delta.progress is not None for delta in channel.deltas("a"))
@@ -110,7 +111,7 @@ def test_an_abort_frees_every_block(params: dict[str, Any], num_steps: int) -> N
 @overlaps
 def test_a_search_counts_as_one_request_with_one_prompt(overlap: bool) -> None:
     channel, _ = looped([ask("a", BEAMS)], *[[]] * 20, [ask("b", BEAMS)], *[[]] * 20, overlap=overlap)
-    last = channel.batches[-1].stats
+    last = numbers(channel.batches[-1].stats)
     assert (last.prompt_tokens, last.generation_tokens) == (2 * len(PROMPT), 2 * WIDTH * NUM_TOKENS)
     assert last.num_queried_tokens == 2 * len(PROMPT)
     assert last.num_hit_tokens == last.num_saved_tokens == len(PROMPT) - 1
@@ -123,9 +124,9 @@ def test_the_counters_of_lookups_never_fall(overlap: bool) -> None:
     requests = [ask("a", BEAMS), ask("b", BEAMS, PROMPT[:5]), ask("c", {"temperature": 0.0, "max_tokens": 30})]
     channel, _ = looped(requests, *[[]] * 60, overlap=overlap, num_blocks=14)
     for name in ("num_queried_tokens", "num_hit_tokens", "num_saved_tokens", "prompt_tokens", "generation_tokens"):
-        values = [getattr(batch.stats, name) for batch in channel.batches]
+        values = [batch.stats.as_dict()[name] for batch in channel.batches]
         assert values == sorted(values), name
-    last = channel.batches[-1].stats
+    last = numbers(channel.batches[-1].stats)
     assert 0 <= last.num_hit_tokens <= last.num_queried_tokens
     assert last.prompt_tokens == 2 * len(PROMPT) + 5
 
@@ -133,7 +134,7 @@ def test_the_counters_of_lookups_never_fall(overlap: bool) -> None:
 def test_beams_without_a_seat_wait() -> None:
     channel, _ = looped([ask("a", BEAMS)], [], max_num_seqs=3)
     stats = channel.batches[0].stats
-    assert (stats.num_running, stats.num_waiting) == (3, 1)
+    assert (stats.batch.num_running, stats.batch.num_waiting) == (3, 1)
 
 
 # ---- what a viewer sees ---------------------------------------------------------------------------------------------

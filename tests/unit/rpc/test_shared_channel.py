@@ -33,13 +33,13 @@ from headway.rpc.channel import (
     pack,
 )
 from headway.rpc.engine_client import EngineClient
+from headway.rpc.engine_stats import EngineStats
 from headway.rpc.messages import (
     AbortRequests,
     AddRequest,
     CacheNews,
     Delta,
     EngineReady,
-    EngineStats,
     Heartbeat,
     Shutdown,
     Start,
@@ -55,6 +55,7 @@ from headway.rpc.ray_cluster import EngineActor
 from headway.rpc.shared_channel import SharedChannel, identity
 from headway.rpc.supervision import EngineSpec, Patience
 from headway.sampling_params import SamplingParams
+from tests.unit.engine_stats import engine_stats
 from tests.unit.rpc.served import FACTORY, all_ready, expected, kill, read, started, text_of, until
 
 SECRET = b"nobody knows"
@@ -226,7 +227,7 @@ def test_equal_ids_of_two_front_ends_are_two_requests(shared: Shared) -> None:
     assert again.request_id == "0/b" and again.params.max_tokens == 3
     second.send(AbortRequests(["a"]))
     assert shared.receive() == [AbortRequests(["1/a"])]
-    stats = EngineStats(num_running=2)
+    stats = engine_stats(num_running=2)
     shared.channel.send(StepBatch([Delta("0/a", text="x"), Delta("0/b", text="y")], stats, ["0/b"]))
     assert first.receive() == [StepBatch([Delta("a", text="x"), Delta("b", text="y")], stats, ["b"])]
     assert second.receive() == [StepBatch([], stats, [])]
@@ -435,7 +436,7 @@ async def test_two_front_ends_share_two_engines_that_are_killed_and_replaced(mon
                 for client in clients
                 for number in range(8)
             ]
-            await until(lambda: all(client.stats and client.stats.generation_tokens > 100 for client in clients))
+            await until(lambda: all(client.stats and client.stats.batch.generation_tokens > 100 for client in clients))
             for number, kind in enumerate((signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL)):
                 await until(lambda: all(replica.is_ready for client in clients for replica in client.replicas))
                 num_restarts = first.num_restarts
@@ -450,7 +451,7 @@ async def test_two_front_ends_share_two_engines_that_are_killed_and_replaced(mon
         await first.restart(0.1)
         assert await asyncio.gather(*reading) == [expected(100)] * 8
         assert not {*pids} & {replica.pid for replica in first.replicas}
-        await until(lambda: first.stats.num_running == 0 and first.stats.num_used_blocks == 0)
+        await until(lambda: first.stats.batch.num_running == 0 and first.stats.blocks.num_used_blocks == 0)
     await until(lambda: all(actor.has_ended for actor in actors.actors))
 
 
@@ -479,11 +480,11 @@ async def test_a_front_end_that_loses_its_connection_comes_back_and_goes_on() ->
     async with front_end(actors) as stays:
         async with front_end(actors) as dies:
             reading = asyncio.create_task(text_of(dies, "lost", 300))
-            await until(lambda: stays.stats is not None and stays.stats.num_running == 1)
+            await until(lambda: stays.stats.batch.num_running == 1)
             dies.replicas[0]._connection._transport.abort()
             await until(lambda: dies.num_resumed == 1)  # it comes back by itself, and goes on
             assert await reading == expected(300)
-        await until(lambda: stays.stats.num_running == 0 and stays.stats.num_used_blocks == 0)
+        await until(lambda: stays.stats.batch.num_running == 0 and stays.stats.blocks.num_used_blocks == 0)
         assert await text_of(stays, "own", 20) == expected(20)
 
 
@@ -511,7 +512,7 @@ async def test_front_ends_share_engines_that_compute_prompts_and_those_that_answ
         assert len(set(texts)) == 1 and len(texts[0]) == 40
         for client in (first, second):
             assert client.prefill_outcomes["elsewhere"] == 6, client.prefill_outcomes
-        assert first.replicas[0].stats.num_moved_in_blocks == 12 * 100, "in turns: there is room for five prompts"
+        assert first.replicas[0].stats.tiers.num_moved_in_blocks == 12 * 100, "in turns: there is room for five prompts"
         again = [(client, f"s{place}", next(numbers)) for client, place, _ in both]
         asking = [asyncio.create_task(ask(*each)) for each in again]
         await asyncio.sleep(0.05)
@@ -520,7 +521,7 @@ async def test_front_ends_share_engines_that_compute_prompts_and_those_that_answ
         await all_ready(first)
         await all_ready(second)
         assert await ask(second, "after", next(numbers)) == texts[0]
-        await until(lambda: first.stats.num_running == 0 and first.stats.num_used_blocks == 0)
+        await until(lambda: first.stats.batch.num_running == 0 and first.stats.blocks.num_used_blocks == 0)
         with pytest.raises(EngineStartError, match="other options: .*'role'"):
             async with front_end(Turned(actors), roles=Roles(1, 1)):
                 pass

@@ -200,7 +200,7 @@ def test_synthetic_acceptance_is_about_what_was_asked_for(tiny: TinyLLM) -> None
     for output in llm.generate(PROMPTS, params, use_tqdm=False):
         assert len(output.outputs[0].token_ids) == 30
     stats = speculation.stats
-    full = [at / speculation.accepted_at[0] for at in speculation.accepted_at]
+    full = [at / speculation.stats.num_accepted_at[0] for at in speculation.stats.num_accepted_at]
     assert stats.num_drafts >= 20
     assert 0.4 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.75
     assert full[0] >= full[1] >= full[2] > 0

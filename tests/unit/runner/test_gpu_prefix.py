@@ -74,7 +74,7 @@ def test_blocks_come_back_from_the_host(tiny: TinyLLM, alone: Alone) -> None:
     for output in outputs:
         assert output.outputs[0].token_ids == alone.answer(tuple(output.prompt_token_ids))[:2]
     tier = llm.engine.core.scheduler.kv_cache.host_tier
-    assert tier is not None and tier.stats.num_moved_in == 3
+    assert tier is not None and tier.stats.num_moved_in_blocks == 3
     assert outputs[2].num_cached_tokens == 12
 
 

@@ -15,7 +15,8 @@ from headway.errors import EngineUnavailableError
 from headway.outputs import SilentProgress
 from headway.predict.prediction_thread import PredictionThread
 from headway.rpc.engine_client import Health
-from headway.rpc.messages import AddRequest, Delta, EngineReady, EngineStats, RequestTimings, TokenLogprob
+from headway.rpc.engine_stats import EngineStats
+from headway.rpc.messages import AddRequest, Delta, EngineReady, RequestTimings, TokenLogprob
 from headway.rpc.streams import CacheEvent, CacheStream, RequestStream, SnapshotStream, present_state
 from headway.server.admission.service_classes import ONE_CLASS, ServiceClasses
 from headway.server.app import create_app
@@ -24,6 +25,7 @@ from headway.server.services import Services
 from headway.structured.helper_jobs import do_job
 from headway.structured.helper_processes import Limits
 from headway.tokenizer import Tokenizer, tokenizer_from_gguf
+from tests.unit.engine_stats import engine_stats
 from tests.unit.tokenizer.small import byte_level_metadata
 
 CHAT_TEMPLATE = (
@@ -88,7 +90,7 @@ class FakeEngine:
 
     def __init__(self, *, manual: bool = False, words: tuple[str, ...] = ("Hello", " world", ".")) -> None:
         self.info: EngineReady | None = engine_ready()
-        self.stats: EngineStats | None = EngineStats(num_free_blocks=100)
+        self.stats: EngineStats = engine_stats(num_free_blocks=100)
         self.num_restarts = self.num_resumed = 0
         self.replicas: list[Any] = []
         self.prefill_outcomes: dict[str, int] = {}

@@ -26,7 +26,8 @@ from headway.engine.llm_engine import LLMEngine
 from headway.executor.fake import FakeExecutor
 from headway.rpc.engine_client import Health
 from headway.rpc.engine_report import EngineCounters, SnapshotMaker
-from headway.rpc.messages import BlockSnapshot, EngineReady, EngineStats, StepSnapshot
+from headway.rpc.engine_stats import EngineStats
+from headway.rpc.messages import BlockSnapshot, EngineReady, StepSnapshot
 from headway.rpc.streams import SnapshotStream
 from headway.sampling_params import SamplingParams
 from headway.server.api.api_errors import ApiError

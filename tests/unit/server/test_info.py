@@ -13,7 +13,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway import __version__
-from headway.rpc.messages import EngineStats
 from headway.server.api import openapi
 from headway.server.api.record_fields import ApiRecord
 from headway.server.api.responses_api import ResponsesRequest
@@ -21,6 +20,7 @@ from headway.server.api.routes import MAX_TOLD_TOKENS
 from headway.server.metrics.server_metrics import Histogram, RecentQuantiles, RecentShare
 from headway.tokenizer import Tokenizer
 from tests.unit.clock import Clock
+from tests.unit.engine_stats import engine_stats
 from tests.unit.server.fake_engine import CHAT, COMPLETIONS, FakeEngine, FakeServer, small_tokenizer
 
 VLLM_NAMES = [
@@ -128,7 +128,7 @@ def test_metrics_tell_where_prompts_were_computed() -> None:
     assert "prefills_total" not in server.call("GET", "/metrics").text
     server.engine.prefill_outcomes = {"elsewhere": 3, "here": 2, "failed": 1, "aborted": 0}
     server.engine.replicas = [
-        SimpleNamespace(place=place, stats=None, num_restarts=0, role=role, problem=None)
+        SimpleNamespace(place=place, stats=engine_stats(), num_restarts=0, role=role, problem=None)
         for place, role in enumerate(("decode", "prefill"))
     ]
     text = server.call("GET", "/metrics").text
@@ -140,7 +140,7 @@ def test_metrics_count_requests_and_tokens() -> None:
     server = FakeServer()
     server.complete([1, 2, 3], n=2)
     server.complete("x" * 10, n=3, best_of=2)
-    server.engine.stats = EngineStats(
+    server.engine.stats = engine_stats(
         num_running=2, num_waiting=3, num_used_blocks=25, num_used_slots=300, num_free_blocks=75, generation_tokens=6
     )
     found = samples(server)
@@ -162,7 +162,7 @@ def test_metrics_count_requests_and_tokens() -> None:
 def test_metrics_of_the_prefix_cache_are_the_engines() -> None:
     server = FakeServer()
     assert math.isnan(samples(server)["headway:prefix_cache_hit_rate"])
-    server.engine.stats = stats = EngineStats(
+    server.engine.stats = stats = engine_stats(
         num_used_blocks=20,
         num_cached_blocks=30,
         num_free_blocks=50,
@@ -199,7 +199,7 @@ def test_metrics_of_the_prefix_cache_are_the_engines() -> None:
 
 def test_metrics_know_each_step_once() -> None:
     server = FakeServer()
-    for stats in (EngineStats(num_steps=1, step_s=0.01, kind="mixed"), EngineStats(num_steps=1, step_s=0.01)):
+    for stats in (engine_stats(num_steps=1, duration_s=0.01, kind="mixed"), engine_stats(num_steps=1, duration_s=0.01)):
         for listener in server.engine.listeners:
             listener(stats)
     found = samples(server)

@@ -17,7 +17,8 @@ from starlette.testclient import TestClient
 
 from headway.rpc import messages
 from headway.rpc.engine_client import Health
-from headway.rpc.messages import BlockMap, BlockRun, EngineStats, SnapshotRow, StepSnapshot, WaitingRow
+from headway.rpc.engine_stats import EngineStats
+from headway.rpc.messages import BlockMap, BlockRun, SnapshotRow, StepSnapshot, WaitingRow
 from headway.server.app import create_app
 from headway.server.live import live_page
 from headway.server.live.batch_advice import GROWTH_WINDOW_S, Trend, Vitals, advise
@@ -33,6 +34,7 @@ from headway.server.live.batch_frames import (
 )
 from headway.server.live.live_page import MAX_QUEUED_EVENTS, LiveHub, LiveHubs, live_routes
 from headway.server.metrics.server_metrics import RecentTimes, percentile
+from tests.unit.engine_stats import engine_stats
 from tests.unit.server.fake_engine import FakeServer, until
 from tests.unit.server.scripted_engine import ScriptedEngine, ScriptedReplicas
 
@@ -303,21 +305,21 @@ def trend_of(*looks: tuple[float, EngineStats]) -> Trend:
 
 
 def test_a_queue_grows_only_if_it_was_never_empty_nor_by_a_burst() -> None:
-    seconds = [(float(second), EngineStats(num_waiting=second)) for second in range(int(2 * GROWTH_WINDOW_S))]
+    seconds = [(float(second), engine_stats(num_waiting=second)) for second in range(int(2 * GROWTH_WINDOW_S))]
     assert trend_of(*seconds[: int(GROWTH_WINDOW_S)]).queue_growth == 0
     assert trend_of(*seconds).queue_growth == GROWTH_WINDOW_S
-    assert trend_of((0.0, EngineStats(num_waiting=1)), (1.0, EngineStats(num_waiting=40))).queue_growth == 0
+    assert trend_of((0.0, engine_stats(num_waiting=1)), (1.0, engine_stats(num_waiting=40))).queue_growth == 0
 
 
 def test_preemptions_of_the_last_minute() -> None:
-    trend = trend_of(*((float(second), EngineStats(num_preemptions=second)) for second in (0, 30, 59, 61)))
+    trend = trend_of(*((float(second), engine_stats(num_preemptions=second)) for second in (0, 30, 59, 61)))
     assert trend.num_preemptions == 61 - 30
 
 
 def test_hit_rates_of_the_last_minute_and_the_one_before() -> None:
     def looked_up(second: int) -> EngineStats:
         hits = 80 * min(second, 60) + 20 * max(second - 60, 0)
-        return EngineStats(num_queried_tokens=100 * second, num_hit_tokens=hits, num_evicted_blocks=second)
+        return engine_stats(num_queried_tokens=100 * second, num_hit_tokens=hits, num_evicted_blocks=second)
 
     assert (Trend().hit_rate, Trend().hit_rate_before, Trend().num_evicted_blocks) == (None, None, 0)
     trend = trend_of(*((float(second), looked_up(second)) for second in range(121)))
@@ -407,7 +409,7 @@ async def test_a_slow_viewer_misses_frames_and_memory_stays_small() -> None:
             engine.submit(num_prompt_tokens=10, max_tokens=60)
             (queue,) = hub._viewers
             await until(queue.full)
-            await until(lambda: engine.stats.generation_tokens == 60)
+            await until(lambda: engine.stats.batch.generation_tokens == 60)
             assert queue.qsize() <= MAX_QUEUED_EVENTS
             assert (await next_frame(view))["numbers"]["generation_tokens"] > 0
 

@@ -12,13 +12,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headway.core.request_options import RequestOptions
 from headway.rpc.engine_client import EngineClient, _Open
-from headway.rpc.messages import AddRequest, Delta, EngineStats, StepBatch
+from headway.rpc.engine_stats import EngineStats
+from headway.rpc.messages import AddRequest, Delta, StepBatch
 from headway.rpc.streams import RequestStream
 from headway.sampling_params import SamplingParams
 from headway.server.admission.queue_limits import QueueLimits, Reservation
 from headway.server.admission.service_classes import ServiceClass, ServiceClasses
 from headway.server.api.api_errors import ApiError
 from tests.unit.clock import Clock
+from tests.unit.engine_stats import engine_stats
 from tests.unit.server.fake_engine import COMPLETIONS, FakeEngine, FakeServer, RawClient, until
 
 HIGH = ServiceClass("high", RequestOptions(ttft_target_s=0.5))
@@ -247,7 +249,7 @@ async def test_only_with_the_option_and_a_queue_in_the_engine_is_anybody_late(
     for _ in range(10):
         wait(server.services.limits, HIGH)
     clock.now_s += 5.0
-    server.engine.stats = EngineStats(num_waiting=num_waiting)
+    server.engine.stats = engine_stats(num_waiting=num_waiting)
     newcomer = await ask(server, "high")
     is_late = refuse_late and num_waiting > 0
     assert newcomer.task.done() == is_late

@@ -72,7 +72,7 @@ def test_cached_and_shared_blocks_are_shown_and_stay_when_all_is_quiet(
     wait_for_text(page, "#load-status", "cancelled")
     page.wait_for_function("() => document.querySelector('#n-running').textContent === '0'")
     wait_for_text(page, "#blocks-text", "0 of 320 in use")
-    assert "cached" in page.text_content("#blocks-text") and engine.stats.num_cached_blocks > 0
+    assert "cached" in page.text_content("#blocks-text") and engine.stats.blocks.num_cached_blocks > 0
     page.wait_for_timeout(300)
     assert pixels(page, "#blocks") != empty
     later = open_page(base_url)
