@@ -259,31 +259,19 @@ def test_the_loop_of_the_engine_process_sleeps_until_a_block_has_come(
     thread.join(20)
 
 
-def test_at_the_end_kept_blocks_are_stored(caplog: pytest.LogCaptureFixture) -> None:
-    engine = make_engine(disk=(disk := Store(answers=True)))
+@pytest.mark.parametrize("answers", [True, False, None], ids=["well", "fails", "hangs"])
+def test_at_the_end_kept_blocks_are_stored_unless_the_disk_holds_it_up(
+    answers: bool | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine_core, "STORE_REST_S", 25.0 if answers else 0.2)
+    engine = make_engine(disk=(disk := Store(answers=answers)))
     for first in (0, 20, 40):
         engine.add_request(f"r{first}", range(first, first + 17), PARAMS)
     run_to_end(engine)
     assert not disk.stored
     engine.shutdown()
-    digests = [digest for digest in disk.stored if digest]
-    assert len(digests) == len(set(digests)) == 12, "more than there are slots"
-    assert not caplog.records
-
-
-@pytest.mark.parametrize("answers", [False, None])
-def test_a_disk_that_fails_or_hangs_does_not_hold_up_the_end(
-    answers: bool | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(engine_core, "STORE_REST_S", 0.2)
-    engine = make_engine(disk=(disk := Store(answers=answers)))
-    for first in (0, 20, 40):
-        engine.add_request(f"r{first}", range(first, first + 17), PARAMS)
-    run_to_end(engine)
-    started_s = time.monotonic()
-    engine.shutdown()
-    assert time.monotonic() - started_s < 2.0
-    assert len(disk.stored) == 8 and "not all kept blocks" in caplog.text
+    assert len(disk.stored) == len(set(disk.stored)) == (12 if answers else 8), "more than there are slots, if it can"
+    assert ("not all kept blocks" in caplog.text) == (not answers)
 
 
 KEPT = [bytes([number]) * 32 for number in range(20)]
