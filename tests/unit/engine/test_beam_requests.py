@@ -215,13 +215,6 @@ def test_the_best_of_all_are_returned_the_best_first(overlap: bool) -> None:
     assert [completion.logprobs for completion in chosen] == [each.logprobs for each in expected]
 
 
-def test_logprobs_are_shown_only_if_asked_for() -> None:
-    for completion in completions_of(SamplingParams(n=1, best_of=3, max_tokens=4)):
-        assert completion.logprobs is None and completion.cumulative_logprob is None
-    for completion in completions_of(SamplingParams(n=1, best_of=3, max_tokens=4, logprobs=0)):
-        assert completion.logprobs is not None and len(completion.logprobs) == 4
-
-
 def test_a_failure_is_not_hidden_and_equals_keep_their_order() -> None:
     def completion(index: int, reason: str, logprob: float, tokens: list[int]) -> CompletionOutput:
         return CompletionOutput(index, "", tokens, logprob, [], finish_reason=reason)  # type: ignore[arg-type]

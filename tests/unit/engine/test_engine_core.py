@@ -181,16 +181,21 @@ def test_what_is_in_flight_is_taken_in_at_the_end() -> None:
     assert executor.is_shut_down
 
 
-@pytest.mark.parametrize("max_in_flight", [1, 2])
-def test_the_time_of_a_step_is_the_devices(max_in_flight: int) -> None:
-    clock, executor = Clock(0.0), Executor(max_in_flight=max_in_flight)
-    core = make_core(executor, now=clock)
-    core.add_request(request("a", 3, max_tokens=4))
+def let_results_take_5_ms(executor: Executor) -> Clock:
+    clock = Clock(0.0)
 
-    def pass_5_ms() -> None:
+    def pass_time() -> None:
         clock.now_s += 0.005
 
-    executor.on_result = pass_5_ms
+    executor.on_result = pass_time
+    return clock
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_the_time_of_a_step_is_the_devices(max_in_flight: int) -> None:
+    executor = Executor(max_in_flight=max_in_flight)
+    core = make_core(executor, now=let_results_take_5_ms(executor))
+    core.add_request(request("a", 3, max_tokens=4))
     durations = []
     while core.has_unfinished_requests:
         durations.append(step(core).report.duration_s)
@@ -198,13 +203,9 @@ def test_the_time_of_a_step_is_the_devices(max_in_flight: int) -> None:
 
 
 def test_the_scheduler_learns_from_steps_that_ran_and_were_waited_for() -> None:
-    clock, executor = Clock(0.0), Executor(lambda name, count: 9)
+    executor = Executor(lambda name, count: 9)
+    clock = let_results_take_5_ms(executor)
     core = make_core(executor, now=clock, target_itl_ms=10)
-
-    def pass_5_ms() -> None:
-        clock.now_s += 0.005
-
-    executor.on_result = pass_5_ms
     executor.fail_result_of = {0}
     step_time = core.scheduler.pace.step_time
     core.add_request(request("fails", 2))

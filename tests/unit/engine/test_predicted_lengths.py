@@ -49,14 +49,6 @@ def test_short_answers_go_first_under_sjf(predictor: Predictor | None) -> None:
     assert run_to_end(engine) == ["b", "c", "a"]
 
 
-def test_a_request_that_brings_a_prediction_is_not_asked_about() -> None:
-    predictor = Predictor()
-    engine = make_engine(predictor)
-    engine.add_request("a", [30, 1], params(), RequestOptions(predicted_tokens=2.5))
-    assert engine.core.scheduler.requests["a"].options.predicted_tokens == 2.5
-    assert predictor.asked == []
-
-
 def test_many_requests_are_predicted_with_one_call_and_completions_share_it() -> None:
     predictor = Predictor()
     engine = make_engine(predictor)
