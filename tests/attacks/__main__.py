@@ -3,7 +3,7 @@
     python -m tests.attacks                              a server of its own, with an engine that has no model
     python -m tests.attacks --with-model                 the embedded model, and the cases that need one
     python -m tests.attacks --only prompt --only beams   cases whose names have one of these words
-    python -m tests.attacks --port 8000 --pid 4711       a server that runs; its memory is that of this process's tree
+    python -m tests.attacks --with-model -- MODEL …      a server with these arguments
     python -m tests.attacks --sigterm                    a server for each round; SIGTERM comes in the middle of a case
 
 First 20 clients ask without any attack; then each case runs beside them. Exit code 1: an attacked server broke one of
@@ -21,16 +21,13 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import httpx
 
 from tests.attacks.bystanders import Bystanders, Phase, bystanders, percentile
 from tests.attacks.cases import CASES, Case, Target
 from tests.integration.attack_observer import memory_bytes
-from tests.integration.server_process import ServerProcess, children
+from tests.integration.server_process import ServerProcess
 from tests.integration.under_attack import attacked_server
 
 LOOK_S = 0.1
@@ -87,34 +84,31 @@ def _started_by(task: Path) -> list[int]:
     return []
 
 
-def memory_of(pid: int | None) -> int:
-    """Of the whole tree; 0 if it is not known which that is."""
-    return 0 if pid is None else sum(map(memory_bytes, tree(pid)))
+def memory_of(server: ServerProcess) -> int:
+    """Of all its processes."""
+    return sum(map(memory_bytes, tree(server.process.pid)))
 
 
-async def attacked(case: Case, target: Target, pid: int | None) -> int:
+async def attacked(case: Case, target: Target, server: ServerProcess) -> int:
     """Run a case. Returns the most memory that the server had meanwhile, beyond what it had before."""
-    before = peak = memory_of(pid)
-    attack = asyncio.ensure_future(case.attack(target))
-    while not attack.done():
-        await asyncio.wait([attack], timeout=LOOK_S)
-        peak = max(peak, memory_of(pid))
-    await attack
+    before = peak = memory_of(server)
+    async with target.client:
+        attack = asyncio.ensure_future(case.attack(target))
+        while not attack.done():
+            await asyncio.wait([attack], timeout=LOOK_S)
+            peak = max(peak, memory_of(server))
+        await attack
     return peak - before
 
 
-def run_case(case: Case, target: Target, watched: Bystanders, options: argparse.Namespace, undisturbed: Phase) -> Row:
+def run_case(
+    case: Case, server: ServerProcess, watched: Bystanders, options: argparse.Namespace, undisturbed: Phase
+) -> Row:
     """Run a case beside the others, and compare what they felt with the bounds."""
+    target = Target(server.url)
     watched.phase()
     begun_s = time.monotonic()
-
-    async def whole() -> int:
-        try:
-            return await attacked(case, target, options.pid)
-        finally:
-            await target.client.aclose()
-
-    peak = asyncio.run(whole())
+    peak = asyncio.run(attacked(case, target, server))
     time.sleep(max(0.0, options.least_s - (time.monotonic() - begun_s)))  # enough answers to speak of percentiles
     row = Row(
         case.name,
@@ -150,55 +144,37 @@ def chosen(options: argparse.Namespace) -> list[Case]:
     ]
 
 
-@contextlib.contextmanager
-def server_of(options: argparse.Namespace) -> Iterator[tuple[str, ServerProcess | None]]:
-    """The one that is named, or one of its own."""
-    if options.port is not None:
-        yield f"http://127.0.0.1:{options.port}", None
-        return
-    with attacked_server(with_model=options.with_model) as server:
-        options.pid = server.process.pid
-        yield server.url, server
-
-
-def stalls(url: str, key: str | None) -> float:
-    """How often the event loop has stood still."""
-    text = httpx.get(f"{url}/metrics", headers={} if key is None else {"authorization": f"Bearer {key}"}).text
-    lines = [line for line in text.splitlines() if line.startswith("headway:event_loop_stalls_total")]
-    return sum(float(line.split()[-1]) for line in lines)
-
-
 def attack_all(options: argparse.Namespace) -> int:
     """Returns the exit code."""
-    with server_of(options) as (url, server):
-        front_end = children(options.pid)[0] if options.take_off_waiting and options.pid else None
-        with bystanders(url, key=options.key, front_end_pid=front_end) as watched:
+    with attacked_server(*options.server, with_model=options.with_model) as server:
+        with bystanders(
+            server.url, front_end_pid=server.front_end_pid if options.take_off_waiting else None
+        ) as watched:
             time.sleep(options.warm_up_s)
             watched.phase()
             time.sleep(options.undisturbed_s)
-            undisturbed, before = watched.phase(), memory_of(options.pid)
+            undisturbed, before = watched.phase(), memory_of(server)
             print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; undisturbed: {_summary(undisturbed)}")
             print(HEADLINE, flush=True)
             num_broken = 0
             for case in chosen(options):
-                target = Target(url, options.key)
-                row = run_case(case, target, watched, options, undisturbed)
+                row = run_case(case, server, watched, options, undisturbed)
                 print(row, *(f"       ! {why[:300]}" for why in row.broken), sep="\n", flush=True)
                 num_broken += bool(row.broken)
         time.sleep(options.rest_s)
-        left = (memory_of(options.pid) - before) / 2**20
+        left = (memory_of(server) - before) / 2**20
         print(f"load {os.getloadavg()[0]:.1f}; after {options.rest_s:g} s of rest: {left:+.0f} MiB", end="")
         if left > options.memory_back_mb:
             print(", which is too much", end="")
             num_broken += 1
-        if num_stalls := stalls(url, options.key):
+        if num_stalls := server.gauges()["event_loop_stalls_total"]:
             print(f"; the event loop stood still {num_stalls:.0f} times", end="")
             num_broken += 1
-        if server is not None and (num_traces := sum("Traceback" in line for line in server.log)):
+        if num_traces := sum("Traceback" in line for line in server.log):
             print(f"; {num_traces} tracebacks in the log", end="")
             num_broken += 1
         print(f"; {num_broken} broken")
-        if server is not None and num_broken:
+        if num_broken:
             print(*server.log[4:], sep="\n")
     return 1 if num_broken else 0
 
@@ -218,7 +194,7 @@ def terminate_all(options: argparse.Namespace) -> int:
     drain = ("--drain-timeout-s", str(options.drain_timeout_s))
     for number in range(options.sigterm):
         case, after_s = rng.choice(cases), rng.uniform(0.2, 5.0)
-        with attacked_server(*drain, with_model=options.with_model) as server:
+        with attacked_server(*drain, *options.server, with_model=options.with_model) as server:
             target, pids = Target(server.url), tree(server.process.pid)
             with bystanders(server.url):
                 took_s = asyncio.run(terminated(case, target, server, pids, after_s))
@@ -237,17 +213,17 @@ def terminate_all(options: argparse.Namespace) -> int:
 
 async def terminated(case: Case, target: Target, server: ServerProcess, pids: list[int], after_s: float) -> float:
     """Returns how long the server took to end. `pids` gets those of helpers that it has started meanwhile."""
-    attack = asyncio.ensure_future(case.attack(target))
-    await asyncio.wait([attack], timeout=after_s)
-    pids += [pid for pid in tree(server.process.pid) if pid not in pids]
-    signalled_s = time.monotonic()
-    server.process.send_signal(signal.SIGTERM)
-    while server.process.poll() is None and time.monotonic() - signalled_s < 120:
-        await asyncio.sleep(LOOK_S)
-    took_s = time.monotonic() - signalled_s
-    attack.cancel()
-    await asyncio.gather(attack, return_exceptions=True)
-    await target.client.aclose()
+    async with target.client:
+        attack = asyncio.ensure_future(case.attack(target))
+        await asyncio.wait([attack], timeout=after_s)
+        pids += [pid for pid in tree(server.process.pid) if pid not in pids]
+        signalled_s = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        while server.process.poll() is None and time.monotonic() - signalled_s < 120:
+            await asyncio.sleep(LOOK_S)
+        took_s = time.monotonic() - signalled_s
+        attack.cancel()
+        await asyncio.gather(attack, return_exceptions=True)
     return took_s
 
 
@@ -255,9 +231,6 @@ def parser() -> argparse.ArgumentParser:
     """The options."""
     made = argparse.ArgumentParser(prog="python -m tests.attacks", description=__doc__.partition("\n")[0])
     add = made.add_argument
-    add("--port", type=int, help="of a server that runs; default: one of its own is started")
-    add("--pid", type=int, help="of its parent process, whose tree's memory is looked at")
-    add("--key", help="its API key")
     add("--with-model", action="store_true", help="the embedded model, and the cases that need a model")
     add("--only", action="append", metavar="WORD", help="cases whose names have this; several are possible")
     add("--list", action="store_true", help="print the cases' names")
@@ -275,6 +248,7 @@ def parser() -> argparse.ArgumentParser:
     add("--undisturbed-s", type=float, default=15.0)
     add("--least-s", type=float, default=3.0, help="how long each case is looked at, at least")
     add("--rest-s", type=float, default=10.0)
+    add("server", nargs="*", help="arguments of headway serve, behind --")
     return made
 
 

@@ -57,18 +57,16 @@ class Bystanders:
 
 
 @contextlib.contextmanager
-def bystanders(url: str, *, key: str | None = None, front_end_pid: int | None = None) -> Iterator[Bystanders]:
+def bystanders(url: str, *, front_end_pid: int | None = None) -> Iterator[Bystanders]:
     """They begin at once. With the front end's process id, time in which it waits for a processor is taken off."""
-    task = {"url": url, "key": key, "pid": front_end_pid}
-    with beside(__name__, task) as process:
+    with beside(__name__, {"url": url, "pid": front_end_pid}) as process:
         yield Bystanders(process)
 
 
 class _Watcher:
-    def __init__(self, url: str, key: str | None, pid: int | None) -> None:
+    def __init__(self, url: str, pid: int | None) -> None:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname, parts.port
-        self._key = "" if key is None else f"authorization: Bearer {key}\r\n"
         self._pids = () if pid is None else (pid, os.getpid())
         self._phase = Phase()
 
@@ -87,7 +85,7 @@ class _Watcher:
         rng = random.Random(number)
         body = json.dumps({**ORDINARY, "seed": number}).encode()
         request = (
-            f"POST /v1/completions HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n{self._key}"
+            f"POST /v1/completions HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n"
             f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n"
         ).encode() + body
         while True:

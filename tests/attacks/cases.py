@@ -36,7 +36,6 @@ class Target:
     """A server, and what it has answered to one attack."""
 
     url: str
-    key: str | None = None
     statuses: Counter[str] = field(default_factory=Counter)
     slowest_s: float = 0.0
     slowest: str = ""
@@ -44,9 +43,8 @@ class Target:
     """Answers that no client should get."""
 
     def __post_init__(self) -> None:
-        self._headers = {} if self.key is None else {"authorization": f"Bearer {self.key}"}
         limits = httpx.Limits(max_connections=None)
-        self.client = httpx.AsyncClient(base_url=self.url, timeout=PATIENCE_S, limits=limits, headers=self._headers)
+        self.client = httpx.AsyncClient(base_url=self.url, timeout=PATIENCE_S, limits=limits)
 
     async def send(
         self, path: str, body: Any, *, name: str = "", leave_s: float | None = None, request_id: str | None = None

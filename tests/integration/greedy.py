@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import gguf
+import pytest
 import torch
+import transformers
 
 from headway import LLM, RequestOutput, SamplingParams
 
@@ -75,6 +80,16 @@ def generate(
 ) -> list[list[int]]:
     """The greedy tokens of each prompt on a new engine: exact mode on the CPU unless the options say otherwise."""
     return run(LLM(model, **{"dtype": "float32", "device": "cpu"} | options), prompts, num_tokens).tokens
+
+
+def in_transformers(path: Path) -> Any:
+    """A GGUF file's model in transformers, which would read the file twice, and all names once for each module."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("GGUFReader", "get_tensor_name_map"):
+            patch.setattr(gguf, name, functools.cache(getattr(gguf, name)))
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.float32
+        ).eval()
 
 
 def greedy_mismatch(reference: Any, prompt: list[int], tokens: list[int]) -> str | None:

@@ -1,4 +1,4 @@
-"""`AsyncLLM` with the embedded model in float32 answers as `LLM` does in this process, token for token: whatever is
+"""`AsyncLLM` in float32 answers as `LLM` does in this process, token for token: whatever is
 asked, and also when its engine is killed and stopped."""
 
 from __future__ import annotations
@@ -51,23 +51,27 @@ Asked = Mapping[str, tuple[Any, SamplingParams]]
 """Prompts and what is asked for, by name."""
 Answers = dict[str, list[tuple[Any, ...]]]
 ASKED: Asked = {f"{name} {number}": (PROMPTS[number], params) for name, params in PARAMS.items() for number in range(2)}
-OPTIONS: dict[str, Any] = {"dtype": "float32", "kv_cache_memory": 2**27}
 DEATHS = (signal.SIGSTOP, signal.SIGKILL)
 """In this order. With more of them, a request that was there each time would be taken for their cause."""
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    llm = LLM(**OPTIONS)
+def options(cut: str) -> dict[str, Any]:
+    return {"model": cut, "dtype": "float32", "kv_cache_memory": 2**27}
+
+
+@pytest.fixture(scope="module")
+def llm(options: dict[str, Any]) -> Iterator[LLM]:
+    llm = LLM(**options)
     yield llm
     llm.shutdown()
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[tuple[AsyncLLM, asyncio.Runner]]:
+def engine(options: dict[str, Any]) -> Iterator[tuple[AsyncLLM, asyncio.Runner]]:
     """An event loop that stands still between tests, and an engine process."""
     with asyncio.Runner() as runner:
-        llm = AsyncLLM(**OPTIONS)
+        llm = AsyncLLM(**options)
         for replica in llm._client.replicas:
             replica._watchdog.patience = Patience(hang_timeout_s=2.0)
         runner.run(llm.start())
@@ -139,7 +143,7 @@ async def kill_in_the_middle(replica: Replica) -> None:
     for number, kind in enumerate(DEATHS):
         await until(lambda number=number: replica.num_restarts == number and replica.is_ready)
         assert replica.pid is not None
-        limit = replica.stats.batch.generation_tokens + 100 + 50 * number
+        limit = replica.stats.batch.generation_tokens + 80
         await until(lambda limit=limit: replica.stats.batch.generation_tokens > limit)
         os.kill(replica.pid, kind)
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 import torch
-import transformers
 
 from headway import LLM, SamplingParams
 from headway.loader import open_checkpoint
 from headway.loader.embedded import embedded_model_path
 from tests.integration.beams import assert_same, searched, searched_by_transformers
-from tests.integration.greedy import VARIANTS, Run, generate, greedy_mismatch, run
+from tests.integration.greedy import VARIANTS, Run, generate, greedy_mismatch, in_transformers, run
 from tests.integration.prompts import PROMPTS
 from tests.unit.models.tiny import VOCAB_SIZE, hf_model
 
@@ -40,14 +37,7 @@ def embedded() -> str:
 
 @pytest.fixture(scope="module")
 def reference(embedded: str) -> Any:
-    """The embedded model in transformers, which reads the file twice and all names once for each module."""
-    path = Path(embedded)
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("GGUFReader", "get_tensor_name_map"):
-            patch.setattr(gguf, name, functools.cache(getattr(gguf, name)))
-        return transformers.AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=torch.float32
-        ).eval()
+    return in_transformers(Path(embedded))
 
 
 @pytest.fixture(scope="module")

@@ -1,23 +1,19 @@
-"""Structured output on the embedded model: the tokens of a plain loop, whatever only changes speed."""
+"""Structured output with a real model: the tokens of a plain loop, whatever only changes speed."""
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from headway import LLM, RequestOutput, SamplingParams
-from headway.loader.embedded import embedded_model_path
 from headway.sampling_params import StructuredOutputsParams
 from headway.structured.grammars import grammar_of
-from tests.integration.greedy import VARIANTS
+from tests.integration.greedy import VARIANTS, in_transformers
 from tests.integration.prompts import PROMPTS
 
 PERSON = {
@@ -64,19 +60,13 @@ def answers(llm: LLM, all_params: list[SamplingParams]) -> list[RequestOutput]:
 
 
 @pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM(dtype="float32", device="cpu")
+def llm(cut: str) -> LLM:
+    return LLM(cut, dtype="float32", device="cpu")
 
 
 @pytest.fixture(scope="module")
-def reference() -> Any:
-    path = embedded_model_path()
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("GGUFReader", "get_tensor_name_map"):
-            patch.setattr(gguf, name, functools.cache(getattr(gguf, name)))
-        return transformers.AutoModelForCausalLM.from_pretrained(
-            Path(path).parent, gguf_file=Path(path).name, dtype=torch.float32
-        ).eval()
+def reference(cut: str) -> Any:
+    return in_transformers(Path(cut))
 
 
 @torch.inference_mode()
@@ -131,8 +121,8 @@ def batched(llm: LLM) -> list[list[list[int]]]:
 
 
 @pytest.mark.parametrize("name", COMPARED)
-def test_what_only_changes_speed_changes_no_token(name: str, batched: list[list[list[int]]]) -> None:
-    other = LLM(dtype="float32", device="cpu", **VARIANTS[name])
+def test_what_only_changes_speed_changes_no_token(name: str, cut: str, batched: list[list[list[int]]]) -> None:
+    other = LLM(cut, dtype="float32", device="cpu", **VARIANTS[name])
     assert tokens_of(answers(other, sampled_params())) == batched
 
 

@@ -4,13 +4,13 @@ and a rank that dies takes the engine with it, by name."""
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from tests.integration.test_resumption import PARAMS as KINDS
 from tests.integration.test_resumption import answers as streamed
 from tests.unit.loader.test_quantized_weights import FORMATS, GGUF_TYPES, write, write_gguf
 from tests.unit.models.tiny import FAMILIES, hf_model, random_prompt, save_folder
+from tests.unit.rpc.served import until
 
 SMALL: dict[str, Any] = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 4, "num_kv_blocks": 64}
 TIGHT: dict[str, Any] = {**SMALL, "num_kv_blocks": 14, "block_size": 4, "max_num_batched_tokens": 9}
@@ -218,27 +219,25 @@ def test_a_rank_that_is_killed_or_stopped(
     assert not (tmp_path / "imported").exists()
 
 
-def test_streams_survive_the_death_of_ranks() -> None:
+def test_streams_survive_the_death_of_ranks(cut: str) -> None:
     """Under an engine process: it ends with the rank, is started again, and its requests go on with the same tokens."""
 
     async def kill_in_the_middle(replica: Replica) -> list[int]:
         """A rank of each of two engines, one after the other, that has made some tokens."""
         engines: list[int] = []
-        begun: dict[int, int] = {}
-        while len(engines) < 2:
-            await asyncio.sleep(0.02)
-            pid, stats = replica.pid, replica.stats
-            if pid is None or stats is None or pid in engines:
-                continue
-            if stats.batch.generation_tokens > begun.setdefault(pid, stats.batch.generation_tokens) + 150:
-                (rank,) = children()
-                os.kill(rank, signal.SIGKILL)
-                engines.append(pid)
+        for _ in range(2):
+            await until(lambda: replica.is_ready and replica.pid not in engines)
+            assert replica.pid is not None
+            limit = replica.stats.batch.generation_tokens + 80
+            await until(lambda limit=limit: replica.stats.batch.generation_tokens > limit)
+            (rank,) = children()
+            os.kill(rank, signal.SIGKILL)
+            engines.append(replica.pid)
         return engines
 
     async def test() -> None:
-        llm = AsyncLLM(dtype="float32", tensor_parallel_size=2, kv_cache_memory=2**27)
-        async with asyncio.timeout(250), llm:
+        llm = AsyncLLM(cut, dtype="float32", tensor_parallel_size=2, kv_cache_memory=2**27)
+        async with asyncio.timeout(150), llm:
             expected = await streamed(llm)
             assert len(expected) == 2 * len(KINDS)
             killing = asyncio.create_task(kill_in_the_middle(llm._client.replicas[0]))
@@ -267,20 +266,20 @@ def test_what_cannot_be_divided(options: dict[str, Any], message: str) -> None:
     assert not children()
 
 
-def test_ranks_with_other_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_with_other_kernels_are_refused(cut: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """This process has loaded its own before the variable was set."""
     assert native.is_available()
     monkeypatch.setenv("HEADWAY_NATIVE_ISA", "nothing of the kind")
     with pytest.raises(ConfigError, match=r"rank 1 has .*torch kernels.* and rank 0 .*native kernels"):
-        LLM(dtype="float32", tensor_parallel_size=2, collectives="gloo", num_kv_blocks=64)
+        LLM(cut, dtype="float32", tensor_parallel_size=2, collectives="gloo", num_kv_blocks=64)
     assert not children()
 
 
-def test_a_rank_that_cannot_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_cannot_start_is_named(cut: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(EngineDeadError, match=r"rank 1 \(process \d+\) ended before it answered"):
-        LLM(dtype="float32", tensor_parallel_size=2, num_kv_blocks=64)
+        LLM(cut, dtype="float32", tensor_parallel_size=2, num_kv_blocks=64)
 
 
 PEAK = """
@@ -303,76 +302,51 @@ def test_loading_takes_the_shard_and_one_tensor(tmp_path: Path) -> None:
     large = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6, "vocab_size": 8192}
     folder = save_folder(hf_model("llama", **large, tie_word_embeddings=False), tmp_path / "large")
     small = save_folder(hf_model("llama"), tmp_path / "small")
-    gc.collect()
-    for size in (2, 4):
-        done = subprocess.run(
-            [sys.executable, "-c", PEAK, str(folder), str(small), str(size)],
-            check=True,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "MALLOC_ARENA_MAX": "1"},
-        )
-        taken, shard, tensor = map(int, done.stdout.split())
-        whole = sum(info.num_bytes for info in open_checkpoint(folder).index.values())
-        assert shard < 1.1 * whole / size + tensor
-        assert taken <= shard + tensor + 8 * 2**20, f"{taken:,} for {shard:,} and a tensor of {tensor:,}"
+    command = [sys.executable, "-c", PEAK, str(folder), str(small), "4"]
+    environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    taken, shard, tensor = map(int, done.stdout.split())
+    whole = sum(info.num_bytes for info in open_checkpoint(folder).index.values())
+    assert shard < 1.1 * whole / 4 + tensor
+    assert taken <= shard + tensor + 8 * 2**20, f"{taken:,} for {shard:,} and a tensor of {tensor:,}"
 
 
 @pytest.mark.parametrize("kind", ["threads", "shared memory"])
 def test_sums_are_the_same_bits_on_every_rank(kind: str, tmp_path: Path) -> None:
     """And added up in the order of the ranks; parts larger than what is handed over at a time, too."""
-    size, generator = 3, torch.Generator().manual_seed(1)
-    parts = torch.randn(size, 700_000, generator=generator)
-    meeting = Meeting(size)
+    lengths = (700_000, 1, 17, 300_000, 576)
+    parts = torch.randn(3, 700_000, generator=torch.Generator().manual_seed(1))
+    meeting, path = Meeting(3), str(tmp_path / "memory")
+    ranks: list[Collectives] = [
+        ThreadCollectives(rank, meeting) if kind == "threads" else SharedMemoryCollectives(rank, 3, path)
+        for rank in range(3)
+    ]
 
-    def join(rank: int) -> Collectives:
-        if kind == "threads":
-            return ThreadCollectives(rank, meeting)
-        return SharedMemoryCollectives(rank, size, str(tmp_path / "memory"))
+    def run(rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        own = [parts[rank, :length] for length in lengths]
+        return [(ranks[rank].all_reduce(one.clone()), ranks[rank].all_gather(one.view(1, -1).clone())) for one in own]
 
-    ranks = [join(rank) for rank in range(size)]
-    found: list[list[torch.Tensor]] = [[] for _ in range(size)]
-
-    def run(rank: int) -> None:
-        for length in (700_000, 1, 17, 300_000, 576):
-            found[rank].append(ranks[rank].all_reduce(parts[rank, :length].clone()))
-            found[rank].append(ranks[rank].all_gather(parts[rank, :length].view(1, -1).clone()))
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    for place, length in enumerate((700_000, 1, 17, 300_000, 576)):
-        expected = parts[0, :length].clone()
-        for rank in range(1, size):
-            expected += parts[rank, :length]
-        for rank in range(size):
-            assert torch.equal(found[rank][2 * place], found[0][2 * place])
-            assert torch.allclose(found[rank][2 * place], expected, atol=1e-6)
-            assert torch.equal(found[rank][2 * place + 1][:, 0], parts[:, :length])
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(run, range(3)))
+    for place, length in enumerate(lengths):
+        expected = parts[0, :length] + parts[1, :length] + parts[2, :length]
+        for total, whole in (one[place] for one in found):
+            assert torch.equal(total, found[0][place][0])
+            assert torch.allclose(total, expected, atol=1e-6)
+            assert torch.equal(whole[:, 0], parts[:, :length])
 
 
 def test_waiting_ranks_are_let_go(tmp_path: Path) -> None:
     """One of three never comes."""
     ranks = [SharedMemoryCollectives(rank, 3, str(tmp_path / "memory")) for rank in range(3)]
-    errors: list[Exception] = []
-
-    def run(rank: int) -> None:
-        try:
-            ranks[rank].all_reduce(torch.ones(5))
-        except RuntimeError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.3)
-    assert not errors
-    ranks[2].abort()
-    for thread in threads:
-        thread.join(10)
-    assert len(errors) == 2
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(rank.all_reduce, torch.ones(5)) for rank in ranks[:2]]
+        with pytest.raises(TimeoutError):
+            waiting[0].result(timeout=0.3)
+        ranks[2].abort()
+        for each in waiting:
+            with pytest.raises(RuntimeError):
+                each.result(timeout=25)
 
 
 @pytest.mark.parametrize(
@@ -392,8 +366,8 @@ def test_shards_are_the_whole(heads: int, kv_heads: int, sizes: tuple[int, ...])
             assert len(shard.heads) % len(shard.kv_heads) == 0
 
 
-def test_rank_zero_alone_measures_a_shard() -> None:
-    llm = LLM(dtype="float32", tensor_parallel_size=3, collectives="none", num_kv_blocks=64, max_model_len=128)
+def test_rank_zero_alone_measures_a_shard(cut: str) -> None:
+    llm = LLM(cut, dtype="float32", tensor_parallel_size=3, collectives="none", num_kv_blocks=64, max_model_len=128)
     try:
         assert isinstance(llm.engine.core.executor, RanksExecutor)
         assert llm.engine.plan.num_ranks == 3 and not children()

@@ -144,17 +144,21 @@ async def test_a_step_that_fails_fails_the_request_with_what_it_had(llm: AsyncLL
 # ---- ending a request early -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["cancelled", "closed", "dropped"])
+@pytest.mark.parametrize("how", ["never read", "cancelled", "closed", "dropped"])
 async def test_a_generator_that_is_left_aborts_its_request(llm: AsyncLLM, how: str) -> None:
     outputs = llm.generate(PROMPT, LONG)
-    await anext(outputs)
+    if how == "never read":
+        await asyncio.sleep(0.01)
+        assert llm._client.num_open_streams == 0
+    else:
+        await anext(outputs)
     if how == "cancelled":
         task = asyncio.create_task(collect(outputs))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    elif how == "closed":
+    elif how != "dropped":
         await outputs.aclose()
     else:
         del outputs
@@ -162,13 +166,6 @@ async def test_a_generator_that_is_left_aborts_its_request(llm: AsyncLLM, how: s
         while llm._live:
             await asyncio.sleep(0)
     assert not llm._live and llm._client.num_open_streams == 0
-
-
-async def test_a_generator_that_is_never_read_asks_for_nothing(llm: AsyncLLM) -> None:
-    outputs = llm.generate(PROMPT, LONG)
-    await asyncio.sleep(0.01)
-    assert llm._client.num_open_streams == 0
-    await outputs.aclose()
 
 
 @pytest.mark.parametrize("n", [1, 2])

@@ -68,29 +68,21 @@ def step(scheduler: Scheduler, token: int = 0) -> dict[str, int]:
     return {s.request_id: s.num_tokens for s in output.scheduled}
 
 
-def schedule_text(
-    scheduler: Scheduler,
-    arrivals: dict[int, list[Request]],
-    max_in_flight: int = 1,
-    max_steps: int = 200,
-    step_s: float = 0.0,
-) -> str:
-    """The whole schedule as lines, one per step: `a:5 b:1*` computes 5 tokens of a and 1 of b, which yields a token.
-
-    A step is planned while up to `max_in_flight - 1` others are under way. A line that only has a number: nothing could
-    be planned before the next result, or before a batch may be formed. Between two steps `step_s` pass.
-    """
-    lines = []
-    for number in range(max_steps):
-        for arrival in arrivals.get(number, []):
-            scheduler.add_request(arrival, now_s=number * step_s)
-        if not scheduler.has_unfinished_requests and number > max(arrivals):
-            break
-        output = scheduler.schedule(now_s=number * step_s)
+def schedule_rows(scheduler: Scheduler, arrivals: dict[int, list[Request]], step_s: float = 0.0) -> dict[str, str]:
+    """The whole schedule, a row for each request and a column for each step: how many tokens it computes there, `*` if
+    that yields a token, `-` if it is preempted. Between two steps `step_s` pass."""
+    steps: list[dict[str, str]] = []
+    while scheduler.has_unfinished_requests or len(steps) <= max(arrivals):
+        now_s = len(steps) * step_s
+        for arrival in arrivals.get(len(steps), []):
+            scheduler.add_request(arrival, now_s=now_s)
+        output = scheduler.schedule(now_s=now_s)
         check_invariants(scheduler)
-        parts = [f"{s.request_id}:{s.num_tokens}{'*' if s.samples else ''}" for s in output.scheduled]
-        parts += [f"-{name}" for name in output.preempted_request_ids]
-        if scheduler.in_flight and (output.is_empty or len(scheduler.in_flight) == max_in_flight):
-            finish(scheduler, scheduler.in_flight[0].output)
-        lines.append(f"{number:3} {' '.join(parts)}".rstrip())
-    return "\n".join(lines) + "\n"
+        steps.append({s.request_id: f"{s.num_tokens}{'*' if s.samples else ''}" for s in output.scheduled})
+        steps[-1] |= dict.fromkeys(output.preempted_request_ids, "-")
+        if not output.is_empty:
+            finish(scheduler, output)
+        assert len(steps) < 200
+    names = dict.fromkeys(name for planned in steps for name in planned)
+    width = max(len(cell) for planned in steps for cell in planned.values())
+    return {name: " ".join(f"{planned.get(name, '.'):<{width}}" for planned in steps).rstrip(" .") for name in names}

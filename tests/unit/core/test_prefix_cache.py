@@ -3,7 +3,6 @@ given up is compared with a brute-force model in `tests/property`."""
 
 from __future__ import annotations
 
-import random
 import time
 
 import pytest
@@ -118,48 +117,9 @@ def test_a_block_that_comes_back_begins_anew_and_what_was_planned_for_it_is_void
     assert evict_all(cache) == ["old"], "the other is in use"
 
 
-@pytest.mark.parametrize("num_blocks", [1, 2, 3, 5, 9])
-def test_giving_up_many_at_once_is_giving_up_one_after_another(num_blocks: int) -> None:
-    def filled() -> PrefixCache:
-        rng, cache = random.Random(3), PrefixCache()
-        for number in range(12):
-            path = "".join(rng.choice("01") for _ in range(rng.randint(1, 5)))
-            blocks = chain(cache, *(path[:end] for end in range(1, len(path) + 1)))
-            if number % 4 == 0:
-                cache.pin(blocks[-1], 10)
-            release(cache, blocks)
-        return cache
-
-    together, cache = [], filled()
-    while blocks := cache.evict(num_blocks):
-        together += [block.digest.decode() for block in blocks]
-        cache.eviction.check_invariants(cache)
-    assert together == evict_all(filled())
-    assert cache.stats.num_evicted_blocks == len(together)
-
-
 def sharing(**options: object) -> tuple[Scheduler, PrefixCache]:
     cache = PrefixCache()
     return make_scheduler(prefix_cache=cache, max_num_batched_tokens=64, **options), cache
-
-
-def run(scheduler: Scheduler, name: str, tokens: range | list[int]) -> Request:
-    """One request to its end."""
-    one = Request(name, tokens, max_tokens=1)
-    scheduler.add_request(one)
-    while not one.status.is_finished:
-        step(scheduler)
-    return one
-
-
-@pytest.mark.parametrize(
-    ("num_tokens", "num_cached"), [(3, 2), (4, 0), (5, 4), (8, 4), (9, 8), (11, 10), (12, 8), (13, 12)]
-)
-def test_all_but_one_token_of_the_same_prompt_is_found(num_tokens: int, num_cached: int) -> None:
-    """The last full block is never shared whole: something must be computed, or nothing could be sampled."""
-    scheduler, _ = sharing()
-    run(scheduler, "first", range(num_tokens))
-    assert run(scheduler, "again", range(num_tokens)).num_cached_tokens == num_cached
 
 
 def test_what_a_request_finds_of_its_own_is_no_hit_of_its_prompt() -> None:
@@ -176,14 +136,3 @@ def test_what_a_request_finds_of_its_own_is_no_hit_of_its_prompt() -> None:
     assert first.status.is_finished
     assert back.num_computed_tokens >= 4
     assert second.num_cached_tokens == 0
-
-
-def test_counters() -> None:
-    scheduler, cache = sharing(num_blocks=4)
-    run(scheduler, "a", range(9))
-    run(scheduler, "b", [*range(8), 70, 71])
-    assert (cache.stats.num_queried_tokens, cache.stats.num_hit_tokens) == (19, 8)
-    assert cache.stats.hit_rate == 8 / 19
-    assert cache.stats.num_evicted_blocks == 0
-    run(scheduler, "c", range(100, 116))
-    assert cache.stats.num_evicted_blocks == 4

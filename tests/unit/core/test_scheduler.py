@@ -12,9 +12,8 @@ from headway.core import (
     check_invariants,
     create_policy,
 )
-from headway.core.step_time import TILE_TOKENS
 from headway.errors import ConfigError, InvalidRequestError, RequestNotFoundError, RequestTooLargeError
-from tests.unit.core.driver import finish, make_scheduler, request, step
+from tests.unit.core.driver import finish, make_scheduler, request
 
 
 def test_a_request_that_can_never_fit_is_refused_with_the_reason() -> None:
@@ -60,21 +59,6 @@ def test_an_error_ends_one_request_and_no_other() -> None:
     assert updates["a"].error == "boom"
     assert updates["b"].finish_status is None
     assert list(scheduler.requests) == ["b"]
-
-
-def test_beside_decodes_prompts_get_what_keeps_the_target_and_alone_they_get_all() -> None:
-    scheduler = make_scheduler(num_blocks=1000, max_num_batched_tokens=2000, target_itl_ms=10)
-    scheduler.add_request(request("long", 1900, max_tokens=50))
-    output = scheduler.schedule()
-    assert output.num_scheduled_tokens == 1900, "nobody has to wait for it"
-    finish(scheduler, output, duration_s=0.020)
-    for _ in range(5):
-        finish(scheduler, scheduler.schedule(), duration_s=0.002)
-    scheduler.add_request(request("other", 1900))
-    tokens = step(scheduler)
-    assert tokens["long"] == 1
-    fits = int(1900 * (10 - 2) / (20 - 2))
-    assert tokens["other"] == (fits + 1) // TILE_TOKENS * TILE_TOKENS - 1
 
 
 def test_an_unknown_policy_is_refused_with_the_nearest_name() -> None:

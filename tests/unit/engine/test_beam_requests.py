@@ -1,4 +1,4 @@
-"""Beam searches in the engine: the same result whatever happens around them, and nothing left when they end."""
+"""Beam searches and `best_of` in the engine: the same result whatever happens around them, and nothing is left."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 from headway.core.request_options import RequestOptions
 from headway.engine.beam_search import BeamRules, BeamSearch
 from headway.engine.llm_engine import LLMEngine
+from headway.engine.output_processor import choose_best
 from headway.errors import InvalidRequestError, RequestTooLargeError
-from headway.outputs import RequestOutput
+from headway.outputs import CompletionOutput, RequestOutput
 from headway.sampling_params import SamplingParams
 from tests.unit.engine.scripted_logprobs import BLOCK_SIZE, ScriptedExecutor, make_engine, most_likely, run_to_end
 
@@ -185,3 +186,48 @@ def _peak_blocks(prompt: list[int], params: SamplingParams) -> int:
         peak = max(peak, engine.step().report.num_used_blocks)
         engine.check_invariants()
     return peak
+
+
+# ---- `best_of`: how completions were found is not shown ------------------------------------------------------------
+
+
+def completions_of(params: SamplingParams, *, overlap: bool = False) -> list[CompletionOutput]:
+    engine = make_engine(overlap=overlap)
+    engine.add_request("a", PROMPT, params, stream=False)
+    return run_to_end(engine)["a"].outputs
+
+
+@both
+def test_the_best_of_all_are_returned_the_best_first(overlap: bool) -> None:
+    everything = completions_of(SamplingParams(n=6, max_tokens=8, stop_token_ids=[0, 1, 2], logprobs=0))
+    assert len({len(completion.token_ids) for completion in everything}) > 1
+
+    def per_token(completion: CompletionOutput) -> float:
+        assert completion.cumulative_logprob is not None
+        return completion.cumulative_logprob / len(completion.token_ids)
+
+    expected = sorted(everything, key=per_token, reverse=True)[:2]
+    params = SamplingParams(n=2, best_of=6, max_tokens=8, stop_token_ids=[0, 1, 2], logprobs=0)
+    chosen = completions_of(params, overlap=overlap)
+    assert [completion.token_ids for completion in chosen] == [completion.token_ids for completion in expected]
+    assert [completion.index for completion in chosen] == [0, 1]
+    assert [completion.cumulative_logprob for completion in chosen] == [each.cumulative_logprob for each in expected]
+    assert [completion.logprobs for completion in chosen] == [each.logprobs for each in expected]
+
+
+def test_a_failure_is_not_hidden_and_equals_keep_their_order() -> None:
+    def completion(index: int, reason: str, logprob: float, tokens: list[int]) -> CompletionOutput:
+        return CompletionOutput(index, "", tokens, logprob, [], finish_reason=reason)  # type: ignore[arg-type]
+
+    made = [
+        completion(0, "stop", -2.0, [1, 2]),
+        completion(1, "stop", -1.0, [3]),
+        completion(2, "length", -0.5, [4]),
+        completion(3, "abort", 0.0, []),
+        completion(4, "error", -9.0, [5]),
+    ]
+    best = choose_best(made[:4], SamplingParams(n=4, best_of=5, logprobs=0))
+    assert [each.token_ids for each in best] == [[4], [1, 2], [3], []]
+    (failed,) = choose_best(made, SamplingParams(n=1, best_of=5))
+    assert (failed.index, failed.finish_reason, failed.token_ids) == (0, "error", [5])
+    assert failed.logprobs is failed.cumulative_logprob is None

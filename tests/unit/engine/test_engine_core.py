@@ -69,20 +69,22 @@ def run_to_end(core: EngineCore, *, max_steps: int = 2000) -> dict[str, list[int
     raise AssertionError("the engine does not come to an end")
 
 
-def test_a_step_is_launched_before_the_result_of_the_one_before_is_asked_for() -> None:
-    executor = Executor()
+@pytest.mark.parametrize(
+    ("max_in_flight", "events"),
+    [
+        (2, ["submit 0", "submit 1", "result 0", "submit 2", "result 1", "result 2"]),
+        (1, ["submit 0", "result 0", "submit 1", "result 1", "submit 2", "result 2"]),
+    ],
+    ids=["overlapped", "in turn"],
+)
+def test_a_step_is_launched_before_the_result_of_the_one_before_is_asked_for(
+    max_in_flight: int, events: list[str]
+) -> None:
+    executor = Executor(max_in_flight=max_in_flight)
     core = make_core(executor)
     core.add_request(request("a", 3, max_tokens=3))
     assert run_to_end(core) == {"a": [0, 0, 0]}
-    assert executor.events == ["submit 0", "submit 1", "result 0", "submit 2", "result 1", "result 2"]
-
-
-def test_without_overlap_a_result_is_taken_before_the_next_plan() -> None:
-    executor = Executor(max_in_flight=1)
-    core = make_core(executor)
-    core.add_request(request("a", 3, max_tokens=3))
-    run_to_end(core)
-    assert executor.events == ["submit 0", "result 0", "submit 1", "result 1", "submit 2", "result 2"]
+    assert executor.events == events
 
 
 def workload(seed: int) -> list[Request]:
@@ -109,7 +111,7 @@ def test_tokens_do_not_depend_on_overlap(seed: int) -> None:
     assert len(tokens[0]) == 12
 
 
-def test_each_call_with_live_requests_brings_a_result() -> None:
+def test_each_call_brings_a_result_and_everybody_who_left_the_batch_is_reported_to_the_executor() -> None:
     executor = Executor()
     core = make_core(executor, num_blocks=9, block_size=3)
     for new in workload(seed=3):
@@ -119,14 +121,6 @@ def test_each_call_with_live_requests_brings_a_result() -> None:
         step(core)
         num_results += 1
         assert sum(event.startswith("result") for event in executor.events) == num_results
-
-
-def test_everybody_who_left_the_batch_is_reported_to_the_executor() -> None:
-    executor = Executor()
-    core = make_core(executor, num_blocks=9, block_size=3)
-    for new in workload(seed=3):
-        core.add_request(new)
-    run_to_end(core)
     core.add_request(request("last", 1))
     step(core)
     assert any(plan.preempted_request_ids for plan in executor.plans)
@@ -173,35 +167,35 @@ def test_a_step_that_fails_ends_its_requests_and_the_others_go_on() -> None:
     assert run_to_end(core) == {"b": [0, 0, 0]}
 
 
-def test_shutdown_waits_for_what_is_in_flight() -> None:
+def test_what_is_in_flight_is_taken_in_at_the_end() -> None:
     executor = Executor()
     core = make_core(executor)
-    core.add_request(request("a", 3))
-    step(core)
-    core.shutdown()
-    assert executor.events[-1] == "result 1"
-    assert executor.is_shut_down
-
-
-def test_drain_returns_what_it_took_in() -> None:
-    core = make_core(Executor())
     core.add_request(request("a", 3))
     step(core)
     (done,) = core.drain()
     assert [update.new_token_ids for update in done.updates] == [(0,)]
     assert core.drain() == []
+    step(core)
+    core.shutdown()
+    assert executor.events[-1] == "result 3"
+    assert executor.is_shut_down
+
+
+def let_results_take_5_ms(executor: Executor) -> Clock:
+    clock = Clock(0.0)
+
+    def pass_time() -> None:
+        clock.now_s += 0.005
+
+    executor.on_result = pass_time
+    return clock
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])
 def test_the_time_of_a_step_is_the_devices(max_in_flight: int) -> None:
-    clock, executor = Clock(0.0), Executor(max_in_flight=max_in_flight)
-    core = make_core(executor, now=clock)
+    executor = Executor(max_in_flight=max_in_flight)
+    core = make_core(executor, now=let_results_take_5_ms(executor))
     core.add_request(request("a", 3, max_tokens=4))
-
-    def pass_5_ms() -> None:
-        clock.now_s += 0.005
-
-    executor.on_result = pass_5_ms
     durations = []
     while core.has_unfinished_requests:
         durations.append(step(core).report.duration_s)
@@ -209,13 +203,9 @@ def test_the_time_of_a_step_is_the_devices(max_in_flight: int) -> None:
 
 
 def test_the_scheduler_learns_from_steps_that_ran_and_were_waited_for() -> None:
-    clock, executor = Clock(0.0), Executor(lambda name, count: 9)
+    executor = Executor(lambda name, count: 9)
+    clock = let_results_take_5_ms(executor)
     core = make_core(executor, now=clock, target_itl_ms=10)
-
-    def pass_5_ms() -> None:
-        clock.now_s += 0.005
-
-    executor.on_result = pass_5_ms
     executor.fail_result_of = {0}
     step_time = core.scheduler.pace.step_time
     core.add_request(request("fails", 2))

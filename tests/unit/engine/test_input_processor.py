@@ -13,7 +13,6 @@ import torch
 from headway import LLM, RequestFailedError, SamplingParams
 from headway.engine.input_processor import core_id
 from headway.errors import InvalidRequestError
-from headway.tokenizer import Tokenizer
 from tests.stress.llm_stress import llm_of
 from tests.unit.models.tiny import VOCAB_SIZE, hf_model, save_folder
 from tests.unit.rpc.small_engine import create_engine
@@ -62,6 +61,7 @@ def test_a_dict_is_a_prompt(llm: LLM) -> None:
     for outputs in ([llm.generate(form, PARAMS)[0] for form in forms], llm.generate(forms, PARAMS)):
         assert [output.prompt_token_ids for output in outputs] == [ids] * 3
         assert [output.prompt for output in outputs] == [text] * 3
+    assert [output.prompt for output in llm.generate(np.array(["The", "quick"]), PARAMS)] == ["The", "quick"]
     both = llm.generate({"prompt": "shown", "prompt_token_ids": IDS}, PARAMS)[0]
     assert (both.prompt, both.prompt_token_ids) == ("shown", IDS)
 
@@ -78,11 +78,6 @@ def test_a_salt_in_a_dict_is_that_of_its_request(llm: LLM) -> None:
         )
     )
     assert (first, other, without) == (0, 0, 0) and same > 0
-
-
-def test_an_array_of_texts_is_a_list_of_them(llm: LLM) -> None:
-    outputs = llm.generate(np.array(["The", "quick"]), PARAMS)
-    assert [output.prompt for output in outputs] == ["The", "quick"]
 
 
 @pytest.mark.parametrize(
@@ -170,16 +165,6 @@ def test_one_failing_request_does_not_discard_the_others(monkeypatch: pytest.Mon
 # ---- the model's vocabulary ---------------------------------------------------------------------------------------
 
 
-def test_end_tokens_that_the_model_does_not_have_are_dropped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    tokenizer = Tokenizer(trained_backend(digits_apart=False), eos_token_ids=[2, 95, 96, 5000, -1])
-    tokenizer.drop_end_tokens_outside(96)
-    assert tokenizer.eos_token_ids == (2, 95)
-    assert "96, 5000, -1" in caplog.text and "model of 96 tokens" in caplog.text
-    caplog.clear()
-    tokenizer.drop_end_tokens_outside(96)
-    assert not caplog.records
-
-
 @pytest.fixture(scope="module")
 def odd_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of 96 tokens with a tokenizer of 600, and an end token that neither has."""
@@ -189,8 +174,9 @@ def odd_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_ids_outside_the_vocabulary_are_refused_or_dropped(odd_folder: Path) -> None:
+def test_ids_outside_the_vocabulary_are_refused_or_dropped(odd_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     llm = LLM(odd_folder, device="cpu", dtype="float32", max_num_seqs=2, max_model_len=32)
+    assert "700" in caplog.text and "model of 96 tokens" in caplog.text
     assert llm.get_tokenizer().eos_token_ids == (2,)
     word = next(
         word

@@ -21,7 +21,7 @@ import tqdm.std
 from headway import llm as llm_module
 from headway.core import SchedulerOutput
 from headway.engine import engine_thread
-from headway.errors import EngineDeadError, InvalidRequestError
+from headway.errors import EngineDeadError
 from headway.llm import LLM
 from headway.outputs import RequestOutput
 from headway.sampling_params import SamplingParams
@@ -65,21 +65,14 @@ def test_a_stream_that_was_not_read_meanwhile_has_lost_nothing(llm: LLM) -> None
     assert outputs[-1].finished and outputs[-1].outputs[0].finish_reason == "length"
 
 
-def close(stream: Any) -> None:
-    stream.close()
-
-
-def drop(stream: Any) -> None:
-    del stream
-
-
 @pytest.mark.parametrize("num_read", [0, 1, 3])
-@pytest.mark.parametrize("leave", [close, drop])
-def test_a_stream_that_is_left_aborts_its_request(llm: LLM, leave: Callable[[Any], None], num_read: int) -> None:
-    stream = llm.stream(PROMPTS[0], params(40), request_id="mine")
+@pytest.mark.parametrize("how", ["closed", "dropped"])
+def test_a_stream_that_is_left_aborts_its_request(llm: LLM, how: str, num_read: int) -> None:
+    stream: Any = llm.stream(PROMPTS[0], params(40), request_id="mine")
     for _ in range(num_read):
         next(stream)
-    leave(stream)
+    if how == "closed":
+        stream.close()
     del stream
     assert llm.abort("mine") is None
     assert not llm.engine.has_unfinished_requests()
@@ -108,13 +101,6 @@ def test_an_abort_returns_all_that_a_stream_had_and_ends_it(llm: LLM) -> None:
     assert list(stream) == []
 
 
-def test_an_id_that_is_taken_is_refused_and_its_owner_goes_on(llm: LLM) -> None:
-    stream = llm.stream(PROMPTS[0], params(), request_id="mine")
-    with pytest.raises(InvalidRequestError, match="already in use"):
-        llm.stream(PROMPTS[1], params(), request_id="mine")
-    assert tokens(list(stream))[-1] == alone(PROMPTS[0])
-
-
 # ---- threads --------------------------------------------------------------------------------------------------------
 
 
@@ -135,25 +121,25 @@ def in_threads(*functions: Callable[[], Any]) -> list[Any]:
     return results
 
 
-def hold_third_step(llm: LLM) -> threading.Event:
-    """The event is set when the third step is under way, which then takes until another message has come."""
-    begun, step, num_steps = threading.Event(), llm.engine.step, 0
+def hold_third_step(llm: LLM, begin: Callable[[], None]) -> None:
+    """`begin` is called when the third step is under way, which then takes until another message has come."""
+    step, num_steps = llm.engine.step, 0
 
     def held() -> list[RequestOutput]:
         nonlocal num_steps
         num_steps += 1
         if num_steps == 3:
-            begun.set()
+            begin()
             while llm._thread.inbox.empty():
                 time.sleep(0)
         return step()
 
     llm.engine.step = held  # type: ignore[method-assign]
-    return begun
 
 
 def test_a_call_may_be_aborted_from_another_thread(llm: LLM) -> None:
-    begun = hold_third_step(llm)
+    begun = threading.Event()
+    hold_third_step(llm, begun.set)
 
     def abort() -> Any:
         begun.wait(60)
@@ -261,18 +247,8 @@ def test_an_interrupted_call_is_ended_at_once_and_others_go_on(llm: LLM) -> None
     """Ctrl-C into the main thread, by a real signal, while it waits."""
     other = llm.stream(PROMPTS[1], params(30))
     next(other)
-    step, num_steps = llm.engine.step, 0
-
-    def interrupting() -> list[RequestOutput]:
-        nonlocal num_steps
-        num_steps += 1
-        if num_steps == 3:
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
-            while llm._thread.inbox.empty():  # the step is under way until the caller has given up
-                time.sleep(0)
-        return step()
-
-    llm.engine.step = interrupting  # type: ignore[method-assign]
+    main: Any = threading.main_thread().ident
+    hold_third_step(llm, lambda: signal.pthread_kill(main, signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         llm.generate(PROMPTS, params(60))
     assert set(llm.engine.core.scheduler.requests) == {"0"}
@@ -334,7 +310,8 @@ def test_a_request_that_somebody_else_has_taken_out_of_the_engine_is_not_waited_
 
 def test_shutdown_ends_calls_that_wait_and_may_be_repeated() -> None:
     llm = llm_of(make_engine())
-    begun = hold_third_step(llm)
+    begun = threading.Event()
+    hold_third_step(llm, begun.set)
     stream = llm.stream(PROMPTS[0], params(40))
 
     def shut_down() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from headway.llm import LLM
 from headway.predict import AnswerLengths, OraclePredictor, PromptView, TrafficLog
 from headway.sampling_params import SamplingParams
 from tests.unit.no_model import all_outputs, engine_on
-from tests.unit.predict.predictors import BrokenPredictor, Predictor
+from tests.unit.predict.predictors import Predictor
 
 STOP = 7
 
@@ -48,14 +47,6 @@ def test_short_answers_go_first_under_sjf(predictor: Predictor | None) -> None:
     for name, length in (("a", 9), ("b", 3), ("c", 6)):
         engine.add_request(name, [length, 1], params(9 if predictor else length))
     assert run_to_end(engine) == ["b", "c", "a"]
-
-
-def test_a_request_that_brings_a_prediction_is_not_asked_about() -> None:
-    predictor = Predictor()
-    engine = make_engine(predictor)
-    engine.add_request("a", [30, 1], params(), RequestOptions(predicted_tokens=2.5))
-    assert engine.core.scheduler.requests["a"].options.predicted_tokens == 2.5
-    assert predictor.asked == []
 
 
 def test_many_requests_are_predicted_with_one_call_and_completions_share_it() -> None:
@@ -129,16 +120,6 @@ def test_aborts_and_failures_are_logged_and_not_learnt(tmp_path: Path, monkeypat
     found = [(row["output_tokens"], row["finish_reason"]) for row in lines(tmp_path / "log")]
     assert found == [(3, "abort"), (3, "abort"), (1, "error")]
     assert predictor.told == []
-
-
-def test_a_broken_predictor_costs_nobody_anything(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    engine = make_engine(BrokenPredictor(), TrafficLog(tmp_path / "log"), scheduling_policy="sjf")
-    with caplog.at_level(logging.ERROR, "headway.predict"):
-        for name in "ab":
-            engine.add_request(name, [3, 1], params())
-        assert sorted(run_to_end(engine)) == ["a", "b"]
-    assert len(caplog.records) == 1
-    assert len(lines(tmp_path / "log")) == 2
 
 
 @pytest.mark.parametrize("guess", [float("nan"), float("inf"), 0.0, -3.0])

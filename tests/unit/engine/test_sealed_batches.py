@@ -10,10 +10,8 @@ import pytest
 
 from headway.engine.llm_engine import LLMEngine
 from headway.outputs import CompletionOutput
-from headway.rpc.messages import AddRequest
 from headway.sampling_params import SamplingParams
 from tests.unit.engine.scripted_logprobs import VOCAB_SIZE, make_engine, run_to_end
-from tests.unit.rpc.scripted_channel import run
 from tests.unit.rpc.small_engine import small_tokenizer
 
 TOKENIZER = small_tokenizer()
@@ -136,23 +134,3 @@ def test_a_search_goes_on_in_the_batch_that_it_is_in_and_others_wait_for_its_end
     assert begun[0][0] >= 6, "it has entered a sealed batch"
     assert ended.index("search") < ended.index("later")
     assert ended.index("beside") < ended.index("later")
-
-
-@overlaps
-@sealed
-@pytest.mark.parametrize("seed", range(4))
-def test_the_loop_of_the_server_tells_the_same(seed: int, batching: str, overlap: bool) -> None:
-    rng = random.Random(seed)
-    jobs = [random_job(rng) for _ in range(16)]
-    expected = answers(engine_of("continuous"), jobs)
-    asked = [AddRequest(str(index), prompt, params) for index, (prompt, params) in enumerate(jobs)]
-    channel = run(asked, *[[]] * 300, engine=engine_of(batching, overlap=overlap))
-    for index, outputs in enumerate(expected):
-        deltas = [delta for delta in channel.deltas(str(index)) if delta.progress is None]
-        assert [delta.is_last for delta in deltas] == [False] * (len(deltas) - 1) + [True]
-        for each in outputs:
-            own = [delta for delta in deltas if delta.index == each.index]
-            assert "".join(delta.text for delta in own) == each.text
-            assert [token_id for delta in own for token_id in delta.token_ids] == each.token_ids
-            ends = [(delta.finish_reason, delta.stop_reason) for delta in own if delta.finish_reason is not None]
-            assert ends == [(each.finish_reason, each.stop_reason)]

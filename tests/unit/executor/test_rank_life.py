@@ -20,6 +20,15 @@ class Rank:
         watch.follow(ours, name, self.problems.append)
 
 
+def watched_rank() -> tuple[LifeWatch, Rank]:
+    """One that has shown life, and is not loading any more."""
+    watch = LifeWatch()
+    watch.limit_s = SILENT_S
+    rank = Rank(watch, "rank 1")
+    rank.life.send(b".")
+    return watch, rank
+
+
 def pass_time(watch: LifeWatch, seconds: float) -> None:
     for _ in range(round(seconds / TICK_S)):
         watch.pass_time(TICK_S)
@@ -37,10 +46,8 @@ def test_time_counts_from_the_first_sign_of_life() -> None:
 
 
 def test_a_rank_that_beats_is_never_lost_and_one_that_is_silent_soon_and_once() -> None:
-    watch = LifeWatch()
-    watch.limit_s = SILENT_S
-    stopped, well = Rank(watch, "rank 1"), Rank(watch, "rank 2")
-    stopped.life.send(b".")
+    watch, stopped = watched_rank()
+    well = Rank(watch, "rank 2")
     for _ in range(100):
         well.life.send(b".")
         pass_time(watch, BEAT_S)
@@ -49,20 +56,14 @@ def test_a_rank_that_beats_is_never_lost_and_one_that_is_silent_soon_and_once() 
 
 
 def test_time_in_which_rank_zero_was_held_up_hardly_counts() -> None:
-    watch = LifeWatch()
-    watch.limit_s = SILENT_S
-    rank = Rank(watch, "rank 1")
-    rank.life.send(b".")
+    watch, rank = watched_rank()
     for _ in range(5):
         watch.pass_time(3600.0)
     assert not rank.problems
 
 
 def test_an_end_is_no_silence() -> None:
-    watch = LifeWatch()
-    watch.limit_s = SILENT_S
-    rank = Rank(watch, "rank 1")
-    rank.life.send(b".")
+    watch, rank = watched_rank()
     rank.life.close()
     pass_time(watch, 100.0)
     assert not rank.problems

@@ -291,23 +291,29 @@ def test_a_disk_that_fails_costs_hits_only(
     assert one.put(2) and one.get(2) == content_of(2)
 
 
-def test_a_read_that_fails_is_a_miss(opened: Open, reader: CheckedReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = opened()
-    one.put(1)
-
+def spoil_next_read(
+    reader: CheckedReader, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Any, memoryview], None]
+) -> None:
+    """`spoil` is given the next reads, and the slot of the first of them."""
     begin = type(reader).begin
 
-    def begin_and_fail(*args: Any, **options: Any) -> FileReads:
-        def result(_: int) -> None:
-            raise OSError(errno.EIO, "input/output error")
-
+    def begin_and_spoil(*args: Any, **options: Any) -> FileReads:
+        monkeypatch.setattr(type(reader), "begin", begin)
         reads = begin(*args, **options)
-        reads.result = result  # type: ignore[method-assign]
+        spoil(reads, args[3][0])
         return reads
 
-    with monkeypatch.context() as patch:
-        patch.setattr(type(reader), "begin", begin_and_fail)
-        assert one.get(1) is None
+    monkeypatch.setattr(type(reader), "begin", begin_and_spoil)
+
+
+def test_a_read_that_fails_is_a_miss(opened: Open, reader: CheckedReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    one = opened()
+    one.put(1)
+    spoil_next_read(reader, monkeypatch, lambda reads, _: setattr(reads, "result", fail))
+    assert one.get(1) is None
     assert one.get(1) == content_of(1)
 
 
@@ -321,28 +327,20 @@ def test_a_file_that_is_replaced_while_it_is_read_is_not_taken_for_damaged(
     of_other = path.read_bytes()
     path.unlink()
     one.put(1)
-    (path,) = files_in(tmp_path)
-    begin = type(reader).begin
 
-    def begin_and_replace(*args: Any, **options: Any) -> FileReads:
+    def replace(reads: Any, slot: memoryview) -> None:
+        ended_before, result_before = reads.ended, reads.result
+
         def ended(at_least: int) -> Any:
             numbers = list(ended_before(at_least))
             slot[: BYTES // 2] = other[: BYTES // 2]  # as if the first half had come from the other file
             path.write_bytes(of_other)
             return numbers
 
-        def result(number: int) -> Any:
-            found = result_before(number)
-            assert found is not None
-            return found._replace(crcs=reader.crcs(slot))
+        reads.ended = ended
+        reads.result = lambda number: result_before(number)._replace(crcs=reader.crcs(slot))
 
-        monkeypatch.setattr(type(reader), "begin", begin)
-        reads = begin(*args, **options)
-        slot, ended_before, result_before = args[3][0], reads.ended, reads.result
-        reads.ended, reads.result = ended, result  # type: ignore[method-assign]
-        return reads
-
-    monkeypatch.setattr(type(reader), "begin", begin_and_replace)
+    spoil_next_read(reader, monkeypatch, replace)
     assert one.get(1) == other and path.exists()
 
 

@@ -58,18 +58,25 @@ def test_gathered_pieces_are_the_blocks_and_scatter_puts_them_back(name: str, to
     assert torch.equal(contents(caches), expected)
 
 
-@pytest.mark.parametrize("name", ["float32", "int8", "int4"])
-@pytest.mark.parametrize(("device", "on_device"), PLACES)
-def test_random_moves_are_those_of_plain_lists(
-    name: str, device: str, on_device: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Blocks and slots as rows of two plain tensors: whatever is moved, the cache holds the same."""
-    if device == "cuda":
+@pytest.fixture(params=PLACES, ids=str)
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, bool]:
+    if request.param[0] == "cuda":
         from headway.kv import staged_copies
 
         monkeypatch.setattr(staged_copies, "_STAGE_BYTES", 1)  # one block a stage: each is used again at once
+    return request.param
+
+
+def caches_and_host(name: str, place: tuple[str, bool]) -> tuple[list[LayerKVCache], HostBlocks]:
+    device, on_device = place
     caches = random_caches(name, token_major=device == "cuda", device=device)
-    host = HostBlocks(caches, NUM_SLOTS, on_device=on_device)
+    return caches, HostBlocks(caches, NUM_SLOTS, on_device=on_device)
+
+
+@pytest.mark.parametrize("name", ["float32", "int8", "int4"])
+def test_random_moves_are_those_of_plain_lists(name: str, place: tuple[str, bool]) -> None:
+    """Blocks and slots as rows of two plain tensors: whatever is moved, the cache holds the same."""
+    caches, host = caches_and_host(name, place)
     blocks = contents(caches)
     slots = torch.zeros(NUM_SLOTS, blocks.shape[1], dtype=torch.uint8)
     rng = random.Random(0)
@@ -91,17 +98,9 @@ def test_random_moves_are_those_of_plain_lists(
 
 
 @pytest.mark.parametrize("name", ["float32", "int8", "int4"])
-@pytest.mark.parametrize(("device", "on_device"), PLACES)
-def test_blocks_are_copied_out_as_they_were(
-    name: str, device: str, on_device: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_are_copied_out_as_they_were(name: str, place: tuple[str, bool]) -> None:
     """To memory of the host and of the device, before what is queued afterwards writes over them."""
-    if device == "cuda":
-        from headway.kv import staged_copies
-
-        monkeypatch.setattr(staged_copies, "_STAGE_BYTES", 1)
-    caches = random_caches(name, token_major=device == "cuda", device=device)
-    host = HostBlocks(caches, NUM_SLOTS, on_device=on_device)
+    (caches, host), device = caches_and_host(name, place), place[0]
     before = contents(caches)
     host.move_out([(4, 2), (5, 6)])
     for target in {"cpu", device}:

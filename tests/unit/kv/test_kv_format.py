@@ -12,11 +12,9 @@ from headway.attention import FORMATS, KVFormat
 from headway.kv.kv_format import Numbers
 from headway.kv.layer_cache import LayerKVCache
 
-SCALED = [FORMATS[name] for name in ("fp8", "int8", "int4")]
 NUMBERS = {"fp8": FORMATS["fp8"].keys, "int8": FORMATS["int8"].keys, "int4": FORMATS["int4"].values}
 
 by_name = pytest.mark.parametrize("numbers", NUMBERS.values(), ids=NUMBERS.keys())
-each_scaled = pytest.mark.parametrize("format", SCALED, ids=lambda format: format.name)
 
 
 def there_and_back(numbers: Numbers, x: Tensor) -> Tensor:
@@ -74,17 +72,6 @@ def test_two_values_share_a_byte() -> None:
     assert scale is not None and scale.tolist() == [1.0]
 
 
-def test_bytes() -> None:
-    assert {name: format.num_bytes(64) for name, format in FORMATS.items()} == {
-        "float32": 512,
-        "float16": 256,
-        "bfloat16": 256,
-        "fp8": 2 * (64 + 2),
-        "int8": 2 * (64 + 2),
-        "int4": 64 + 2 + 32 + 2,
-    }
-
-
 @pytest.mark.parametrize("token_major", [False, True])
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS.keys())
 def test_a_cache_gives_back_what_its_format_keeps(format: KVFormat, token_major: bool) -> None:
@@ -101,13 +88,3 @@ def test_a_cache_gives_back_what_its_format_keeps(format: KVFormat, token_major:
     k_blocks, v_blocks = cache.read_blocks(torch.arange(5), torch.float64)
     assert torch.equal(k_blocks.transpose(1, 2).flatten(0, 1)[slots], k_back)
     assert torch.equal(v_blocks.transpose(1, 2).flatten(0, 1)[slots], v_back)
-
-
-@each_scaled
-def test_scales_of_a_block(format: KVFormat) -> None:
-    cache = LayerKVCache.zeros(3, 2, 8, 4, dtype=format)
-    assert cache.k_scale is not None and cache.v_scale is not None
-    assert cache.k_scale.shape == cache.v_scale.shape == (3, 2, 4)
-    assert all(len(tensor) == 3 for tensor in cache.tensors)
-    plain = LayerKVCache.zeros(3, 2, 8, 4, dtype=torch.float32)
-    assert plain.k_scale is None and plain.v_scale is None and len(plain.tensors) == 2

@@ -2,17 +2,14 @@
 
 The n-th token of a sequence is the n-th byte of the alphabet, over and over. What a request is called decides its fate:
 
-    fail-…    every step that it takes part in fails
-    slow-…    the step with which it enters takes a second
-    stuck-…   the step with which it enters does not end
-    deadly-…  the step with which it enters ends the process
+    fail-…   every step that it takes part in fails
+    slow-…   the step with which it enters takes a second
+    stuck-…  the step with which it enters does not end
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
 import string
 import threading
 import time
@@ -47,8 +44,6 @@ class Executor(FakeExecutor):
             time.sleep(SLOW_STEP_S)
         if any(new.request_id.startswith("stuck-") for new in output.new_requests):
             threading.Event().wait()
-        if any(new.request_id.startswith("deadly-") for new in output.new_requests):
-            os.kill(os.getpid(), signal.SIGKILL)
         if any(share.request_id.startswith("fail-") for share in output.scheduled):
             raise RuntimeError("secret words")
         return super().submit(output)

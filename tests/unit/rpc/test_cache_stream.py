@@ -142,9 +142,3 @@ async def test_the_index_outside_equals_the_caches_whatever_happens(seed: int, m
     for stream, _ in followers:
         assert [event async for event in stream] == []
     assert [event async for event in client.follow_caches()] == [], "nothing is followed at the end"
-
-
-async def test_a_follower_before_anything_was_told_gets_empty_states() -> None:
-    stream = EngineClient(num_replicas=2, reports_caches=True).follow_caches()
-    told = [await anext(stream), await anext(stream)]
-    assert sorted(told) == [CacheEvent(place, 0, -1, 0, True, []) for place in (0, 1)]

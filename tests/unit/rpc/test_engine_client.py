@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import os
 import signal
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from headway.errors import EngineStartError, EngineUnavailableError, InvalidRequestError
-from headway.rpc import supervision
+from headway.rpc import engine_client, supervision
 from headway.rpc.engine_client import EngineClient
 from headway.rpc.engine_stats import EngineStats
 from headway.rpc.messages import AddRequest, BlockSnapshot, StepSnapshot
@@ -240,3 +241,17 @@ async def test_each_replica_is_watched_by_itself() -> None:
                 seen |= {row.request_id for row in (await next_step(viewer)).rows}
             assert seen == {"turn-1", "turn-3"}
         assert await ended(viewer)
+
+
+async def test_prompts_go_where_their_beginning_is_cached() -> None:
+    """With the router that the simulator has, too."""
+    assert importlib.import_module("headway.lab.sim.simulate").Router is engine_client.Router
+    async with started(num_replicas=2, router="prefix-aware", num_kv_blocks=256) as client:
+        known = client._router.index.blocks_of
+        for first in range(5, 13):
+            for turn in range(3):
+                prompt = [first] * 40 + [first + turn] * 8
+                last = (await read(client.submit(AddRequest(f"{first}-{turn}", prompt, SamplingParams()))))[-1]
+                assert last.timings is not None and (last.timings.num_cached_tokens >= 40) == (turn > 0)
+                await until(lambda place=first: len({*known(0), *known(1)}) >= 12 * (place - 4))
+        assert known(0) and known(1), "both are used"

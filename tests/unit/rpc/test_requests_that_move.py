@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from headway.rpc.engine_client import MAX_TRIALS, EngineClient
+from headway.rpc.engine_client import MAX_TRIALS, TOO_MANY_DEATHS, EngineClient
 from headway.rpc.engine_stats import EngineStats
 from headway.rpc.messages import AddRequest, Delta, EngineReady, StepBatch
 from headway.rpc.supervision import Replica
 from headway.sampling_params import SamplingParams
+from tests.unit.rpc.served import read
 
 READY = EngineReady("m", 100, 50, 10, 4, 8, 64, "cpu", "float32")
 
@@ -50,7 +51,7 @@ async def test_what_comes_late_from_a_replica_that_is_gone_is_not_told(monkeypat
 
 async def test_deaths_before_a_request_got_its_last_token_are_not_its_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     client, _ = pretended(monkeypatch, num_replicas=1)
-    client.submit(request())
+    stream = client.submit(request())
     for token_id in range(3 * MAX_TRIALS):
         tell(client, 0, token_id)
         client.note_loss(client.replicas[0])
@@ -60,3 +61,5 @@ async def test_deaths_before_a_request_got_its_last_token_are_not_its_fault(monk
         client.note_loss(client.replicas[0])
         client.note_ready(client.replicas[0])
     assert client.num_open_streams == 0
+    last = (await read(stream))[-1]
+    assert (last.error, last.error_status) == (TOO_MANY_DEATHS, 503)

@@ -12,7 +12,7 @@ import pytest
 from headway.errors import InvalidRequestError
 from headway.outputs import RequestOutput, Streaming, Told
 from headway.rpc import engine_client
-from headway.rpc.engine_client import TOO_MANY_DEATHS, EngineClient
+from headway.rpc.engine_client import EngineClient
 from headway.rpc.messages import Delta
 from headway.rpc.supervision import Patience
 from headway.sampling_params import SamplingParams
@@ -171,16 +171,6 @@ async def test_a_rolling_restart_is_not_noticed(client: EngineClient) -> None:
     await restarting
     after = [replica.pid for replica in client.replicas]
     assert None not in after and not {*before} & {*after} and client.num_open_streams == 0
-
-
-async def test_a_request_that_kills_engines_is_given_up(one: EngineClient) -> None:
-    deadly = one.submit(add("deadly-1"))
-    beside = [asyncio.create_task(read(one.submit(add(f"beside-{index}", max_tokens=40)))) for index in range(4)]
-    last = (await read(deadly))[-1]
-    assert (last.error, last.error_status) == (TOO_MANY_DEATHS, 503)
-    for reader in beside:
-        check_whole(await reader, 40)
-    check_whole(await read(one.submit(add("after", max_tokens=5))), 5)
 
 
 async def test_an_abort_while_there_is_no_engine(one: EngineClient) -> None:

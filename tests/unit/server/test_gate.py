@@ -10,30 +10,15 @@ from typing import Any
 
 import pytest
 
+from headway.server.api.openapi import OPERATIONS
 from headway.server.metrics import access_log
 from headway.server.metrics.access_log import AccessLog, AccessRecord
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, run
 
+OPEN = {"/health", "/ready", "/ping"}
 ROUTES = [
-    ("POST", "/v1/chat/completions"),
-    ("POST", "/v1/completions"),
-    ("POST", "/v1/responses"),
-    ("GET", "/v1/responses/resp_1"),
-    ("POST", "/v1/messages"),
-    ("POST", "/v1/messages/count_tokens"),
-    ("GET", "/v1/kv_events"),
-    ("GET", "/v1/models"),
-    ("GET", "/v1/models/small"),
-    ("POST", "/tokenize"),
-    ("POST", "/detokenize"),
-    ("GET", "/load"),
-    ("GET", "/tokenizer_info"),
-    ("GET", "/metrics"),
-    ("GET", "/version"),
-    ("GET", "/openapi.json"),
-    ("GET", "/docs"),
-    ("GET", "/"),
-    ("GET", "/nothing"),
+    *(("GET", "/live"), ("GET", "/openapi.json"), ("GET", "/docs"), ("GET", "/"), ("GET", "/nothing")),
+    *((each.method.upper(), each.path.replace("{name}", "small")) for each in OPERATIONS if each.path not in OPEN),
 ]
 
 

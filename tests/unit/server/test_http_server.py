@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
+import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
 from headway.errors import ConfigError
-from headway.rpc.messages import Delta
 from headway.server.http.asgi_io import send_json
 from headway.server.http.http_server import DrainingServer, Finish, bind, create_server
 from headway.server.server_config import ServerConfig
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, until
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def no_finish(left_s: float) -> None:
@@ -40,6 +42,30 @@ async def listening(
         await task
 
 
+class Client:
+    """A kept connection."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def __aenter__(self) -> Client:
+        self.reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._writer.close()
+
+    async def ask(self, data: bytes) -> tuple[int, bytes, Any]:
+        """Status, head in lower case, and the JSON of a whole answer."""
+        self._writer.write(data)
+        head = (await self.reader.readuntil(b"\r\n\r\n")).lower()
+        body = await self.reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r")[0]))
+        return int(head[9:12]), head, json.loads(body)
+
+    async def is_closed(self) -> bool:
+        return await self.reader.read() == b""
+
+
 async def talk(port: int, *pieces: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     with contextlib.suppress(ConnectionError):
@@ -60,19 +86,20 @@ def post(body: bytes) -> bytes:
     return JSON_HEAD.replace(b"/tokenize", b"/v1/completions") + b"content-length: %d\r\n\r\n" % len(body) + body
 
 
-async def test_heads_are_bounded_in_size() -> None:
+@pytest.mark.parametrize(
+    ("pieces", "begins"),
+    [
+        ([HEAD + b"\r\n"], b"HTTP/1.1 200"),
+        ([HEAD + b"a: " + b"x" * 3000 + b"\r\n\r\n"], b"HTTP/1.1 431"),
+        ([HEAD + b"".join(b"a%d: x\r\n" % number for number in range(1000)) + b"\r\n"], b"HTTP/1.1 431"),
+        ([HEAD + b"a: ", *[b"x" * 1000] * 4], b"HTTP/1.1 431"),
+        ([JSON_HEAD + b"content-length: 9000\r\n\r\n" + b" " * 9000], b"HTTP/1.1 400"),
+        ([b"nonsense\r\n\r\n"], b"HTTP/1.1 400 Bad Request\r\n"),
+    ],
+)
+async def test_heads_are_bounded_in_size(pieces: list[bytes], begins: bytes) -> None:
     async with listening(FakeServer(port=0, max_header_bytes=2048)) as (_, port):
-        assert (await talk(port, HEAD + b"\r\n")).startswith(b"HTTP/1.1 200")
-        at_once = await talk(port, HEAD + b"a: " + b"x" * 3000 + b"\r\n\r\n")
-        assert at_once.startswith(b"HTTP/1.1 431")
-        many = await talk(port, HEAD + b"".join(b"a%d: x\r\n" % number for number in range(1000)) + b"\r\n")
-        assert many.startswith(b"HTTP/1.1 431")
-        in_pieces = await talk(port, HEAD + b"a: ", *[b"x" * 1000] * 4)
-        assert in_pieces.startswith(b"HTTP/1.1 431")
-        nonsense = await talk(port, b"nonsense\r\n\r\n")
-        assert nonsense.startswith(b"HTTP/1.1 400 Bad Request\r\n") and b'"code":"invalid_http"' in nonsense
-        large_body = JSON_HEAD + b"content-length: 9000\r\n\r\n" + b" " * 9000
-        assert (await talk(port, large_body)).startswith(b"HTTP/1.1 400")
+        assert (await talk(port, *pieces)).startswith(begins)
 
 
 async def test_a_head_of_very_many_small_headers_takes_no_long_time() -> None:
@@ -96,11 +123,12 @@ async def test_heads_are_bounded_in_time() -> None:
 
 CHUNKED = JSON_HEAD + b"transfer-encoding: chunked\r\n\r\n"
 ENDLESS = {
-    "a trailer": (b"0\r\nX: ", b"a" * 4096),
-    "trailers": (b"0\r\n", b"X: a\r\n" * 600),
-    "a chunk's extension": (b"5;", b"a" * 4096),
-    "chunk extensions": (b"", b"1;aaaaaaaaaaaaaaaa=aaaaaaaaaaaaaaaa\r\na\r\n" * 100),
-    "tiny chunks": (b"", b"1\r\na\r\n" * 600),
+    "a trailer": (CHUNKED + b"0\r\nX: ", b"a" * 4096),
+    "trailers": (CHUNKED + b"0\r\n", b"X: a\r\n" * 600),
+    "a chunk's extension": (CHUNKED + b"5;", b"a" * 4096),
+    "chunk extensions": (CHUNKED, b"1;aaaaaaaaaaaaaaaa=aaaaaaaaaaaaaaaa\r\na\r\n" * 100),
+    "tiny chunks": (CHUNKED, b"1\r\na\r\n" * 600),
+    "a declared body": (JSON_HEAD + b"content-length: 1000000000\r\n\r\n", b" " * 65536),
 }
 
 
@@ -123,10 +151,10 @@ async def push(port: int, start: bytes, piece: bytes, *, most: int) -> tuple[int
 
 @pytest.mark.parametrize("kind", ENDLESS)
 @pytest.mark.parametrize("path", [b"/tokenize", b"/nothing"])
-async def test_what_surrounds_a_body_is_bounded(kind: str, path: bytes) -> None:
+async def test_what_surrounds_a_body_and_follows_an_answer_is_bounded(kind: str, path: bytes) -> None:
     start, piece = ENDLESS[kind]
-    async with listening(FakeServer(port=0, max_header_bytes=2048)) as (_, port):
-        await push(port, CHUNKED.replace(b"/tokenize", path) + start, piece, most=2**22)
+    async with listening(FakeServer(port=0, max_header_bytes=2048, max_body_bytes=4096)) as (_, port):
+        await push(port, start.replace(b"/tokenize", path), piece, most=2**25)
 
 
 async def test_trailers_are_no_headers() -> None:
@@ -145,12 +173,6 @@ async def test_trailers_are_no_headers() -> None:
         body = b"2\r\n{}\r\n0\r\nauthorization: Bearer k\r\n\r\n"
         assert (await talk(port, CHUNKED, body)).startswith(b"HTTP/1.1 200")
     assert seen == [b"host", b"content-type", b"transfer-encoding"]
-
-
-async def test_a_body_that_goes_on_after_the_answer_is_not_read_forever() -> None:
-    declared = b"POST /nothing HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000000\r\n\r\n"
-    async with listening(FakeServer(port=0, max_body_bytes=4096)) as (_, port):
-        await push(port, declared, b" " * 65536, most=2**25)
 
 
 @pytest.mark.parametrize("line", [b"POST /nothing", b"GET /health", b"POST /tokenize", b""])
@@ -173,29 +195,33 @@ async def test_bodies_are_bounded_in_time_whatever_was_answered_and_so_are_empty
 async def test_an_answer_that_is_not_read_is_given_up() -> None:
     """A client that asks for much and reads nothing: its connection and what is held for it go."""
     fake = FakeServer(FakeEngine(manual=True), port=0, receive_timeout_s=0.2)
-    async with listening(fake) as (_, port):
-        client = socket.create_connection(("127.0.0.1", port))
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.sendall(post(b'{"prompt": "a", "stream": true}'))
-        request_id = await fake.engine.asked()
+    async with streaming(fake) as (_, writer):
+        writer.transport.pause_reading()
         while not fake.engine.aborted:
-            fake.engine.push(Delta(request_id, text="x" * 100_000, token_ids=[1]))
+            await fake.engine.answer("x" * 100_000)
             await asyncio.sleep(0.01)
-        client.close()
 
 
 async def test_pipelined_requests_are_answered_in_order() -> None:
-    async with listening(FakeServer(port=0)) as (_, port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with listening(FakeServer(port=0)) as (_, port), Client(port) as client:
         paths = (b"/version", b"/health", b"/nothing", b"/v1/models")
-        writer.write(b"".join(b"GET %s HTTP/1.1\r\nhost: localhost\r\n\r\n" % path for path in paths))
-        texts = []
-        for _ in paths:
-            head = (await reader.readuntil(b"\r\n\r\n")).lower()
-            texts.append(await reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r")[0])))
-        for text, word in zip(texts, (b"version", b"status", b"error", b"max_model_len"), strict=True):
-            assert word in text
+        asked = b"".join(b"GET %s HTTP/1.1\r\nhost: localhost\r\n\r\n" % path for path in paths)
+        answers = [await client.ask(data) for data in (asked, b"", b"", b"")]
+    for (_, _, body), word in zip(answers, ("version", "status", "error", "data"), strict=True):
+        assert word in body
+
+
+@contextlib.asynccontextmanager
+async def streaming(fake: FakeServer, behind: bytes = b"") -> AsyncIterator[Connection]:
+    """A client that has begun to read an answer, and the server at the other end; what it sends behind its request."""
+    async with listening(fake) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(b'{"prompt": "a", "stream": true}') + behind)
+        await fake.engine.answer("one")
+        await reader.readuntil(b"one")
+        yield reader, writer
         writer.close()
+        await until(lambda: fake.engine.aborted)
 
 
 @pytest.mark.parametrize(
@@ -212,19 +238,12 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
 @pytest.mark.parametrize("at_once", [True, False])
 async def test_a_client_that_leaves_behind_another_request_aborts_the_first(second: bytes, at_once: bool) -> None:
     fake = FakeServer(FakeEngine(manual=True), port=0)
-    async with listening(fake) as (_, port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        first = post(b'{"prompt": "a", "stream": true}')
-        writer.write(first + second if at_once else first)
-        await fake.engine.answer("one")
-        await reader.readuntil(b"one")
+    async with streaming(fake, second if at_once else b"") as (_, writer):
         if not at_once:
             writer.write(second)
             await writer.drain()
             await asyncio.sleep(0.02)
         assert not fake.engine.aborted
-        writer.close()
-        await until(lambda: fake.engine.aborted)
 
 
 @pytest.mark.parametrize(
@@ -242,14 +261,9 @@ async def test_what_is_sent_ahead_is_bounded(piece: bytes) -> None:
 
 async def test_nonsense_behind_a_request_is_not_answered_in_the_middle_of_its_stream() -> None:
     fake = FakeServer(FakeEngine(manual=True), port=0)
-    async with listening(fake) as (_, port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(post(b'{"prompt": "a", "stream": true}'))
-        await fake.engine.answer("one")
-        await reader.readuntil(b"one")
+    async with streaming(fake) as (reader, writer):
         writer.write(b"nonsense\r\n\r\n")
         assert b"HTTP/1.1" not in await reader.read()
-        await until(lambda: fake.engine.aborted)
 
 
 async def test_newcomers_take_the_places_of_idle_connections(caplog: pytest.LogCaptureFixture) -> None:

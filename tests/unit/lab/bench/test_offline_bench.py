@@ -82,19 +82,8 @@ def test_throughput_has_vllms_keys_and_ours(tmp_path: Path, shape: list[str]) ->
 
 def test_a_scenario_sets_everything(tmp_path: Path, shape: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "profile.json"
-    result = bench(
-        tmp_path,
-        "latency",
-        "--scenario",
-        "b1",
-        "--rounds",
-        "1",
-        "--warmup-rounds",
-        "0",
-        "--profile",
-        str(trace),
-        *shape,
-    )
+    once = ["--rounds", "1", "--warmup-rounds", "0"]
+    result = bench(tmp_path, "latency", "--scenario", "b1", *once, "--profile", str(trace), *shape)
     assert result["setting"]["work"] == "1 request, 128 tokens in, 256 out"
     assert result["setting"]["engine"]["max_model_len"] == 4096
     assert result["num_steps"] == 256

@@ -27,12 +27,11 @@ from headway.lab.bench.bench_sweep_command import (
     sweep_page,
     sweep_table,
 )
-from headway.lab.bench.datasets import CustomDataset, Draw, RandomDataset
+from headway.lab.bench.datasets import CustomDataset, Draw
 from headway.lab.bench.online_metrics import OnlineMetrics
 from headway.lab.bench.serving_report import online_page, serving_block
 from headway.lab.bench.slo_targets import Targets
 from headway.lab.bench.timelines import BatchSample, RequestTimeline
-from headway.lab.workload.bench_requests import LengthRange
 
 TIMELINES = [
     RequestTimeline(0.0, 100, 3, [0.5, 0.75, 1.0]),
@@ -83,6 +82,9 @@ P99/P50 E2EL:                            1.14
 
 def test_the_block_that_people_know() -> None:
     assert serving_block(METRICS, rate=2.5, max_concurrency=8, percents=[99]) == BLOCK
+    plain = serving_block(OnlineMetrics.of(TIMELINES, 4.0, percents=[99.9]), shown=["itl"], percents=[99.9])
+    assert "P99.9 ITL (ms):                          499.50" in plain
+    assert all(word not in plain for word in ("TTFT", "goodput", "RPS", "concurrency")), "nobody asked for them"
 
 
 @pytest.mark.parametrize(
@@ -101,13 +103,6 @@ def test_percentiles_of_too_few_requests_are_marked_and_stay_numbers_in_the_resu
     assert (f"P99 of {num_requests} requests" in page) == (num_requests < 100)
 
 
-def test_only_what_was_asked_for() -> None:
-    plain = OnlineMetrics.of(TIMELINES, 4.0, percents=[99.9])
-    block = serving_block(plain, shown=["itl"], percents=[99.9])
-    assert "P99.9 ITL (ms):                          499.50" in block
-    assert all(word not in block for word in ("TTFT", "goodput", "RPS", "concurrency"))
-
-
 def test_keys() -> None:
     result = METRICS.as_json()
     for latency in ("ttft", "tpot", "itl", "e2el"):
@@ -124,26 +119,12 @@ def test_a_page_of_a_run() -> None:
     page = online_page("My run", metrics=METRICS, timelines=TIMELINES, samples=samples, notes=["<b>note</b>"]).render()
     for words in ("My run", "&lt;b&gt;note", "between tokens (ITL)", "in the queue", "blocks in use (%)", "33.3%"):
         assert words in page
-    bare = online_page("Nothing", metrics=OnlineMetrics.of([], 1.0), timelines=[]).render()
-    assert "does not tell about its batch" in bare and "in the queue" not in bare
-
-
-def test_targets_are_drawn() -> None:
     targets = {"app": Targets(ttft_s=0.3, tpot_s=0.05), "": Targets(e2e_s=2.0)}
     page = online_page("A run", metrics=METRICS, timelines=TIMELINES, targets=targets).render()
     assert page.count("TTFT target app: 300") == 2  # over the distribution, and over time
     assert page.count("TPOT target app: 50") == 1 and page.count("E2E target: 2,000") == 1
-    points = [SweepPoint({}, rate, METRICS) for rate in (1.0, 2.0)]
-    assert "TTFT target: 300" in sweep_page("S", points, targets={"": Targets(ttft_s=0.3)}).render()
-
-
-def test_a_sweep_has_the_line_on_which_all_that_comes_is_served() -> None:
-    points = [SweepPoint({}, rate, METRICS) for rate in (1.0, 2.0)]
-    assert "offered = served" in sweep_page("S", points).render()
-    assert "offered = served" not in sweep_page("S", points[:1]).render()
-    assert "offered = served" not in sweep_page("S", [SweepPoint({}, math.inf, METRICS)]).render()
-    assert "* P99 of 2 requests" in sweep_page("S", points).render()
-    assert sweep_table(points)[1][0].count("497.5*") == 1
+    bare = online_page("Nothing", metrics=OnlineMetrics.of([], 1.0), timelines=[]).render()
+    assert "does not tell about its batch" in bare and "in the queue" not in bare
 
 
 def test_a_comparison_has_one_chart_of_ratios(tmp_path: Path) -> None:
@@ -171,11 +152,8 @@ def test_a_comparison_knows_which_way_is_better(tmp_path: Path) -> None:
     second = write(tmp_path, "b", output_throughput=150, p99_itl_ms=75.0, duration=8, failed=0, p90_ttft_ms=3, tpot_x=2)
     rows = {row.key: row for row in compare([read_result(first), read_result(second)])}
     assert list(rows) == ["duration", "failed", "output_throughput", "p99_itl_ms"]
-    assert [rows[key].higher_is_better for key in ("output_throughput", "p99_itl_ms", "duration")] == [
-        True,
-        False,
-        None,
-    ]
+    ways = [rows[key].higher_is_better for key in ("output_throughput", "p99_itl_ms", "duration")]
+    assert ways == [True, False, None]
     assert rows["output_throughput"].ratios == [1.5] and rows["failed"].ratios == [None]
     assert [row.best for row in rows.values()] == [None] * 4  # of single runs the spread is not known
 
@@ -205,18 +183,10 @@ def test_a_result_of_several_runs(tmp_path: Path) -> None:
     assert (row.values, row.spreads) == ([2.0, 5.0], [pytest.approx(2**0.5), None])
     both = joined([read_result(write(tmp_path, f"b{number}", p99_itl_ms=float(number))) for number in (1, 2)])
     assert (both.name, both.of("p99_itl_ms")) == ("b", [1.0, 2.0])
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"), [("{", "is not JSON"), ("[1]", "no numbers"), ('{"a": "b"}', "no numbers")]
-)
-def test_files_that_are_no_results(tmp_path: Path, content: str, reason: str) -> None:
-    path = tmp_path / "x.json"
-    path.write_text(content)
-    with pytest.raises(ConfigError, match=reason):
-        read_result(path)
-    with pytest.raises(ConfigError, match="No such file"):
-        read_result(tmp_path / "y.json")
+    for content, reason in (("{", "is not JSON"), ("[1]", "no numbers"), ('{"a": "b"}', "no numbers")):
+        (tmp_path / "x.json").write_text(content)
+        with pytest.raises(ConfigError, match=reason):
+            read_result(tmp_path / "x.json")
 
 
 def test_rates() -> None:
@@ -245,20 +215,17 @@ def test_a_sweep_of_rates_and_of_settings() -> None:
     points = [SweepPoint({}, rate, METRICS) for rate in (1.0, 2.0)]
     titles, rows = sweep_table(points)
     assert "setting" not in titles and [row[0] for row in rows] == ["1", "2"]
-    assert "request rate (requests/s)" in sweep_page("Rates", points).render()
+    page = sweep_page("Rates", points, targets={"": Targets(ttft_s=0.3)}).render()
+    for told in ("request rate (requests/s)", "offered = served", "* P99 of 2 requests", "TTFT target: 300"):
+        assert told in page
+    assert rows[0].count("497.5*") == 1
+    for alone in (points[0], SweepPoint({}, math.inf, METRICS)):
+        assert "offered = served" not in sweep_page("S", [alone]).render()
     points = [SweepPoint({"max_num_seqs": number}, math.inf, METRICS) for number in (4, 8)]
     titles, rows = sweep_table(points)
     assert titles[0] == "setting" and rows[1][:2] == ["max_num_seqs=8", "inf"]
     assert "max_num_seqs=8" in sweep_page("Settings", points).render()
     assert points[0].as_json()["request_rate"] == "inf"
-
-
-def test_random_requests() -> None:
-    dataset = RandomDataset(LengthRange(4, 8), LengthRange.exactly(3))
-    work = dataset.draw(Draw(20, 10.0, seed=3, vocab_size=50))
-    assert len(work) == 20 and work[-1].arrival_s == pytest.approx(2.0)
-    assert all(4 <= len(request.prompt) <= 8 and max(request.prompt) < 50 for request in work)  # type: ignore[type-var]
-    assert work == dataset.draw(Draw(20, 10.0, seed=3, vocab_size=50))
 
 
 def test_prompts_from_a_file(tmp_path: Path) -> None:
@@ -268,13 +235,7 @@ def test_prompts_from_a_file(tmp_path: Path) -> None:
     work = CustomDataset(path, 256).draw(Draw(None, math.inf))
     assert [(request.prompt, request.num_output_tokens) for request in work] == [("Hi", 256), ([1, 2], 7), ("Yo", 256)]
     assert len(CustomDataset(path, 256).draw(Draw(2, math.inf))) == 2
-
-
-@pytest.mark.parametrize(
-    "line", ["{", "[]", '{"prompt": ""}', '{"prompt": [1, "a"]}', '{"prompt": "a", "output_tokens": 0}']
-)
-def test_lines_that_are_no_prompts(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "fine"}\n' + line)
-    with pytest.raises(ConfigError, match="Line 2 of .*prompts.jsonl' is not a JSON object"):
-        CustomDataset(path, 256).draw(Draw(None, math.inf))
+    for bad in ("{", "[]", '{"prompt": ""}', '{"prompt": [1, "a"]}', '{"prompt": "a", "output_tokens": 0}'):
+        path.write_text('{"prompt": "fine"}\n' + bad)
+        with pytest.raises(ConfigError, match="Line 2 of .*prompts.jsonl' is not a JSON object"):
+            CustomDataset(path, 256).draw(Draw(None, math.inf))

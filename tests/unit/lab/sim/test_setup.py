@@ -26,12 +26,6 @@ def test_options_of_scheduler_and_cache() -> None:
     assert set_up(calibration(), {"kv_cache_memory": 10 * 1024}).machine.num_blocks == 10
 
 
-def test_the_same_memory_in_other_blocks() -> None:
-    setup = set_up(calibration(), {"block_size": 8})
-    assert (setup.machine.num_blocks, setup.machine.block_size) == (100, 8)
-    assert "not known" in setup.notes[0]
-
-
 def test_a_limit_that_was_given_goes_before_a_calibrated_one() -> None:
     limits = set_up(calibration(), {"max_num_seqs": 100}).scheduler
     assert (limits.max_num_seqs, limits.max_num_batched_tokens) == (100, 100)
@@ -68,8 +62,10 @@ def test_an_oracle_knows_lengths_unless_somebody_has_said_them() -> None:
 
 
 def test_a_block_of_another_size_has_other_bytes_and_the_link_is_as_given() -> None:
-    machine = set_up(calibration(), {"block_size": 8}, link=Link(25.0)).machine
-    assert (machine.bytes_per_block, machine.link) == (2048, Link(25.0))
+    setup = set_up(calibration(), {"block_size": 8}, link=Link(25.0))
+    assert (setup.machine.num_blocks, setup.machine.block_size) == (100, 8), "the same memory"
+    assert (setup.machine.bytes_per_block, setup.machine.link) == (2048, Link(25.0))
+    assert "not known" in setup.notes[0]
     assert set_up(calibration(), {}).machine.link == Link(450.0, 8e-6)
 
 

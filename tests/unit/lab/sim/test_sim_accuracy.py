@@ -43,13 +43,12 @@ def test_errors_are_relative_to_what_was_measured() -> None:
     assert rows["output_throughput"].error == pytest.approx(2.0 / 2.5 - 1)
     assert rows["mean_tpot_ms"].error_at_measured_speed == pytest.approx(0.0)
 
-
-def test_promises() -> None:
     assert ErrorRow("mean_ttft_ms", 100.0, 109.9).is_within is True
     assert ErrorRow("mean_ttft_ms", 100.0, 89.0).is_within is False
     assert ErrorRow("output_throughput", 100.0, 94.0).is_within is False
     assert ErrorRow("p99_itl_ms", 100.0, 119.0).is_within is True
     assert ErrorRow("p50_ttft_ms", 100.0, 500.0).is_within is None
+    assert [percent_text(value) for value in (0.0512, -0.3, None, math.nan)] == ["+5.1%", "-30.0%", "", ""]
 
 
 def test_nothing_measured() -> None:
@@ -58,15 +57,6 @@ def test_nothing_measured() -> None:
     assert ErrorRow("mean_ttft_ms", 0.0, 1.0).as_json()["error"] is None
     lonely = OnlineMetrics.of([RequestTimeline(0.0, 10, 1, [1.0])], 1.0)
     assert "mean_tpot_ms" not in {row.key for row in error_rows(lonely, lonely)}, "a single token has no gaps"
-
-
-def test_percent() -> None:
-    assert (percent_text(0.0512), percent_text(-0.3), percent_text(None), percent_text(math.nan)) == (
-        "+5.1%",
-        "-30.0%",
-        "",
-        "",
-    )
 
 
 def test_a_machine_that_is_slower_for_a_while() -> None:
@@ -94,8 +84,7 @@ def step_s(output: SchedulerOutput) -> float:
     return 0.009 + 2.2e-5 * max(num_tile_tokens - 192, 0) + read_s + 1.2e-9 * work.num_chunk_pairs
 
 
-@pytest.mark.parametrize("max_in_flight", [1, 2])
-@pytest.mark.parametrize("load", [0.5, 0.9])
+@pytest.mark.parametrize(("max_in_flight", "load"), [(1, 0.9), (2, 0.5)])
 def test_a_simulation_is_as_good_as_promised(max_in_flight: int, load: float) -> None:
     clock = VirtualClock()
     executor = SimulatedExecutor(step_s, clock, max_in_flight=max_in_flight, host_s=lambda num_rows: 0.0004)

@@ -124,9 +124,14 @@ def test_behind_a_link_that_is_too_slow_all_is_as_on_the_decode_replicas_alone(r
     assert [line.token_times_s for line in apart.timelines] == [line.token_times_s for line in plain.timelines]
 
 
-@pytest.mark.parametrize("router", ROUTERS)
 @pytest.mark.parametrize(
-    ("roles", "num_blocks", "seed"), [(Roles(1, 1), 400, 1), (Roles(1, 3), 400, 2), (Roles(3, 1), 700, 3)]
+    ("roles", "num_blocks", "seed", "router"),
+    [
+        (Roles(1, 1), 400, 1, "prefix-aware"),
+        (Roles(1, 3), 400, 2, "round-robin"),
+        (Roles(1, 3), 400, 4, "prefix-aware"),
+        (Roles(3, 1), 700, 3, "least-loaded"),
+    ],
 )
 def test_no_request_is_lost_or_served_twice(
     roles: Roles, num_blocks: int, seed: int, router: str, monkeypatch: pytest.MonkeyPatch
@@ -171,43 +176,31 @@ def test_the_same_twice() -> None:
 
 def test_what_roles_need() -> None:
     work = [BenchRequest(prompt(1, 8), 2)]
+    no_cache = CacheConfig(enable_prefix_caching=False).resolve("cpu")
     with pytest.raises(ConfigError, match="prefix cache"):
-        simulate(
-            work,
-            MACHINE,
-            CONFIG,
-            CacheConfig(enable_prefix_caching=False).resolve("cpu"),
-            num_replicas=2,
-            roles=Roles(1, 1),
-        )
+        simulate(work, MACHINE, CONFIG, no_cache, num_replicas=2, roles=Roles(1, 1))
     with pytest.raises(ConfigError, match="2 replicas, not of 3"):
         run(work, Roles(1, 1), num_replicas=3)
     with pytest.raises(ConfigError, match="calibrate again"):
         run(work, Roles(1, 1), dataclasses.replace(MACHINE, bytes_per_block=0))
 
 
-@pytest.mark.parametrize("text", ["", "prefill=1", "prefill=0,decode=1", "decode=1,prefill=1", "prefill=1,decode=-1"])
-def test_roles_that_are_none(text: str) -> None:
-    with pytest.raises(ConfigError, match="prefill=P,decode=D"):
-        Roles.parse(text)
-
-
 def test_roles_are_written_as_they_are_read() -> None:
     assert Roles.parse("prefill=2,decode=13") == Roles(2, 13)
     assert str(Roles(2, 13)) == "prefill=2,decode=13"
+    for text in ("", "prefill=1", "prefill=0,decode=1", "decode=1,prefill=1", "prefill=1,decode=-1"):
+        with pytest.raises(ConfigError, match="prefill=P,decode=D"):
+            Roles.parse(text)
 
 
 RANKS = Ranks(number=4, num_layers=10, hidden_size=1000, vocab_size=8000, value_bytes=2)
-
-
-def test_one_rank_tells_nobody() -> None:
-    assert Ranks().seconds(StepWork(100, 4, 4, 0), LINK) == 0.0
 
 
 def test_few_tokens_are_sent_to_all_at_once_and_many_go_round() -> None:
     """8 tokens are 16 kB: 48 kB at once take 1.048 ms, six times 4 kB round the ring 6.024. Of 8,000 it is 49 ms
     against 30. Two sums a layer, and each one's logits: three quarters of 16 kB a row come from the others."""
     link = Link(gb_s=1.0, latency_s=0.001)
+    assert Ranks().seconds(StepWork(100, 4, 4, 0), LINK) == 0.0, "one rank tells nobody"
     assert RANKS.seconds(StepWork(8, 8, 8, 0), link) == pytest.approx(20 * 1.048e-3 + 0.001 + 8 * 12e-6)
     many = StepWork(8000, 1, 0, 0, 1)
     assert RANKS.seconds(many, link) == pytest.approx(20 * 6 * (0.001 + 0.004)), "no row has got a token"

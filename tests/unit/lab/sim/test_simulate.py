@@ -42,18 +42,15 @@ def test_times_of_one_request() -> None:
     assert result.timelines[0].token_times_s == pytest.approx([1.01, 1.02, 1.03])
     assert (result.num_steps, result.duration_s) == (3, pytest.approx(1.03))
     assert result.busy_s == pytest.approx(0.03)
+    assert [(sample.at_s, sample.num_running) for sample in result.samples] == [
+        *((pytest.approx(1.01), 1), (pytest.approx(1.02), 1), (pytest.approx(1.03), 0))
+    ]
 
 
 def test_requests_join_at_the_step_after_their_arrival() -> None:
     result = simulate(work((0.0, 8, 4), (0.015, 8, 2)), machine(), CONFIG, NO_CACHE)
     assert result.timelines[0].token_times_s == pytest.approx([0.01, 0.02, 0.03, 0.04])
     assert result.timelines[1].token_times_s == pytest.approx([0.03, 0.04])
-
-
-def test_a_step_takes_what_its_tokens_take() -> None:
-    result = simulate(work((0.0, 20, 2), (0.0, 10, 2)), machine(PER_TOKEN), CONFIG, NO_CACHE)
-    assert result.timelines[0].token_times_s == pytest.approx([0.030, 0.032])
-    assert result.timelines[1].token_times_s == pytest.approx([0.030, 0.032])
 
 
 def test_overlapping_steps_keep_the_device_busy() -> None:
@@ -100,9 +97,6 @@ def test_prefixes_are_shared_as_in_the_engine() -> None:
     first, second = (timeline.ttft_s for timeline in result.timelines)
     assert first == pytest.approx(0.040)
     assert second == pytest.approx(0.004), "all blocks but the last are in the cache"
-
-
-def test_several_answers_are_refused() -> None:
     with pytest.raises(ConfigError, match="one answer"):
         simulate([BenchRequest([1], 1, num_choices=2)], machine(), CONFIG)
 
@@ -145,12 +139,6 @@ def test_the_next_turn_starts_from_the_cached_one() -> None:
     result = simulate(requests, machine(PER_TOKEN), CONFIG)
     assert result.timelines[1].ttft_s == pytest.approx(0.020)
     assert result.num_hit_tokens == 40
-
-
-def test_samples_show_how_the_batch_stood() -> None:
-    result = simulate(work((0.0, 4, 3), (0.0, 4, 3)), machine(), CONFIG, NO_CACHE)
-    assert [sample.num_running for sample in result.samples] == [2, 2, 0]
-    assert result.samples[0].at_s == pytest.approx(0.01)
 
 
 def test_replicas_work_side_by_side() -> None:

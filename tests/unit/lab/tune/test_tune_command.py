@@ -407,6 +407,7 @@ SLO = ["--slo", "p99_ttft_ms=9"]
         ),
         (["tune", "--slo", "p99_itl=5"], "p99_itl_ms"),
         (["tune", "--slo", "p99_itl_ms=nan"], "'nan'"),
+        (["tune", "--slo", "request_throughput=5"], "is a latency"),
         (["tune", "--rate", "nan"], "nan"),
         (["tune", "--replicas", "1-4"], "Give --slo, e.g. p99_ttft_ms=1000, or a workload whose classes have targets"),
         (["tune", "--router", "all"], "give --replicas, e.g. 1-16"),

@@ -48,17 +48,13 @@ def test_a_rate_from_outside_stretches_the_same_pattern() -> None:
     slow, fast = times(poisson, rate=1.0), times(poisson, rate=10.0)
     assert slow == pytest.approx([10 * time for time in fast])
     assert times(poisson) == times(poisson, rate=5.0)
-    assert set(times(poisson, rate=math.inf)) == {0.0}
+    at_once = workload({"kind": "at_once"}, requests=100)
+    assert times(poisson, rate=math.inf) == times(at_once) == [0.0] * 100
+    assert statistics_of(at_once.draw(vocab_size=10)).rate == math.inf
+    assert times(at_once, rate=1.0) == slow
     # Prompts are the same whatever the rate is.
     draws = [poisson.draw(vocab_size=1000, rate=rate) for rate in (1.0, 10.0)]
     assert [r.prompt_token_ids for r in draws[0]] == [r.prompt_token_ids for r in draws[1]]
-
-
-def test_at_once() -> None:
-    at_once = workload({"kind": "at_once"}, requests=50)
-    assert times(at_once) == [0.0] * 50
-    assert statistics_of(at_once.draw(vocab_size=10)).rate == math.inf
-    assert times(at_once, rate=2.0) == times(workload({"kind": "poisson", "rate": 2.0}, requests=50))
 
 
 def test_a_trace_is_sped_up_stretched_and_repeated(tmp_path: Path) -> None:
@@ -75,14 +71,16 @@ def test_a_trace_is_sped_up_stretched_and_repeated(tmp_path: Path) -> None:
     at_rate = workload_from_options({"trace": trace, "arrivals": {"kind": "trace", "rate": 6}}, base=tmp_path)
     assert times(at_rate)[-1] == pytest.approx(3 / 6)
     assert times(plain, rate=0.5) == pytest.approx([0.0, 12 / 7, 18 / 7, 6.0])
-
-
-def test_arrivals_of_one_trace_with_lengths_of_another(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("arrival_s\n0\n3\n")
     (tmp_path / "b.csv").write_text("input_tokens,output_tokens\n7,8\n9,10\n")
     both = {"trace": {"file": "b.csv"}, "arrivals": {"kind": "trace", "file": "a.csv"}}
     work = workload_from_options(both, base=tmp_path).draw(vocab_size=10)
     assert [(r.arrival_s, r.num_prompt_tokens, r.num_output_tokens) for r in work] == [(0.0, 7, 8), (3.0, 9, 10)]
+    with pytest.raises(ConfigError, match="no arrival times"):
+        workload_from_options({"trace": {"file": "b.csv"}}, base=tmp_path).draw(vocab_size=10)
+    shuffled = {"trace": {"file": "b.csv", "order": "random"}, "arrivals": {"kind": "trace"}}
+    with pytest.raises(ConfigError, match="random order"):
+        workload_from_options(shuffled, base=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -121,12 +119,3 @@ def test_times_too_far_apart_are_refused(rate: float) -> None:
         times(workload({"kind": "poisson", "rate": rate}, requests=100))
     with pytest.raises(ConfigError, match="31 years"):
         times(workload({"kind": "poisson", "rate": 1.0}, requests=100), rate=rate)
-
-
-def test_a_trace_without_times(tmp_path: Path) -> None:
-    (tmp_path / "b.csv").write_text("input_tokens,output_tokens\n7,8\n")
-    with pytest.raises(ConfigError, match="no arrival times"):
-        workload_from_options({"trace": {"file": "b.csv"}}, base=tmp_path).draw(vocab_size=10)
-    shuffled = {"trace": {"file": "b.csv", "order": "random"}, "arrivals": {"kind": "trace"}}
-    with pytest.raises(ConfigError, match="random order"):
-        workload_from_options(shuffled, base=tmp_path)

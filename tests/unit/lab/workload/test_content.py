@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -17,8 +16,6 @@ from headway.errors import ConfigError
 from headway.lab.workload import BenchRequest, statistics_of, workload_from_options
 from headway.lab.workload.workload_report import reusable_share
 from tests.unit.lab.workload.word_tokenizer import FIRST_TOKEN, word_tokenizer
-
-DATA_DIR = os.environ.get("HEADWAY_TEST_DATA")
 
 
 def draw(options: dict[str, Any], base: Path | None = None, **more: Any) -> list[BenchRequest]:
@@ -122,22 +119,9 @@ def test_block_ids_share_what_the_trace_shares(tmp_path: Path, block_tokens: int
     assert reusable_share(again) == pytest.approx(hit_rate(rows))
 
 
-@pytest.mark.skipif(DATA_DIR is None, reason="HEADWAY_TEST_DATA names no folder with the trace")
-def test_the_mooncake_trace() -> None:
-    assert DATA_DIR is not None
-    trace = {"file": "mooncake_conversation_first2000.jsonl"}
-    work = draw({"trace": trace, "content": {"kind": "blocks", "block_tokens": 16}}, Path(DATA_DIR))
-    assert reusable_share(work) == pytest.approx(0.289, abs=0.0005)
-
-
 def test_prompts_of_a_file(tmp_path: Path) -> None:
-    write_rows(
-        tmp_path / "prompts.jsonl",
-        [
-            {"question": "how many eggs", "answer": "18 eggs a day", "n": 9},
-            {"question": "why", "answer": "because", "n": 4},
-        ],
-    )
+    asked = {"question": "how many eggs", "answer": "18 eggs a day", "n": 9}
+    write_rows(tmp_path / "prompts.jsonl", [asked, {"question": "why", "answer": "because", "n": 4}])
     content = {"kind": "prompts", "file": "prompts.jsonl"}
     tokenizer = word_tokenizer()
     work = draw({"content": {**content, "answer_field": "answer"}}, tmp_path, tokenizer=tokenizer)
@@ -198,14 +182,10 @@ def test_conversations_extend_each_other() -> None:
     assert found.rate == pytest.approx(2.0, rel=0.2)
     assert found.reusable_with_answers_share > found.reusable_share > 0.3
     assert found.num_turns <= 400 and 0 < found.num_conversations <= len(starts)
-
-
-def test_a_conversation_ends_before_it_is_too_long() -> None:
     work = draw(conversation_options(limits={"max_total": 150, "max_output": 40}))
     check_conversations(work)
-    assert len(work) == 400
-    assert max(num_in + num_out for num_in, num_out in sizes(work)) <= 150
-    assert max(num_out for _, num_out in sizes(work)) <= 40
+    assert len(work) == 400 and max(num_out for _, num_out in sizes(work)) <= 40
+    assert max(map(sum, sizes(work))) <= 150, "a conversation ends before it is too long"
     tiny = draw(conversation_options(limits={"max_total": 10}))
     assert len(tiny) == 400 and all(request.after is None for request in tiny)
 
@@ -216,32 +196,29 @@ def test_a_conversation_ends_before_it_is_too_long() -> None:
         {"history": [{"user": "a b", "bot": "c d e"}, {"user": "f", "bot": "g h"}]},
         {
             "messages": [
-                {"role": "system", "content": "a"},
-                {"role": "user", "content": "b"},
-                {"role": "assistant", "content": "c d e"},
-                {"role": "user", "content": "f"},
-                {"role": "assistant", "content": "g h"},
+                {"role": role, "content": text}
+                for role, text in zip(
+                    ("system", "user", "assistant", "user", "assistant"), ("a", "b", "c d e", "f", "g h")
+                )
             ]
         },
     ],
 )
-def test_conversations_of_a_file_with_answers(tmp_path: Path, row: dict[str, Any]) -> None:
+def test_conversations_of_a_file(tmp_path: Path, row: dict[str, Any]) -> None:
+    """With answers, and without."""
     write_rows(tmp_path / "talks.jsonl", [row, row])
     tokenizer = word_tokenizer()
     work = draw({"content": {"kind": "conversations", "file": "talks.jsonl"}}, tmp_path, tokenizer=tokenizer)
     assert sizes(work) == [(2, 3), (6, 2)] * 2
     check_conversations(work)
     assert work[1].prompt_token_ids == tokenizer.encode("a b c d e f", add_special_tokens=False)
-
-
-def test_conversations_of_a_file_without_answers(tmp_path: Path) -> None:
     write_rows(tmp_path / "talks.jsonl", [{"turns": ["a b", "c"]}, {"turns": ["d"]}])
     content = {"kind": "conversations", "file": "talks.jsonl"}
-    work = draw({"output": 10, "content": content}, tmp_path, tokenizer=word_tokenizer())
+    work = draw({"output": 10, "content": content}, tmp_path, tokenizer=tokenizer)
     assert sizes(work) == [(2, 10), (13, 10), (1, 10)]
     check_conversations(work)
     with pytest.raises(ConfigError, match=r"have no answers: give the workload a table \[output\]"):
-        draw({"content": content}, tmp_path, tokenizer=word_tokenizer())
+        draw({"content": content}, tmp_path, tokenizer=tokenizer)
 
 
 def test_classes_come_by_weight_and_whole_conversations_are_of_one() -> None:
