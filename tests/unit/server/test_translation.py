@@ -35,16 +35,21 @@ def of_response(**body: Any) -> dict[str, Any]:
 
 def test_fields_under_chats_names_of_a_response() -> None:
     same = {
-
-            "model": "m",
-            "temperature": 0.5,
-            "top_p": 0.9,
-            "top_logprobs": 3,
-            "parallel_tool_calls": False,
-            "user": "u"
-        ,
-        "stream": True, "priority": 3, "service_class": "batch", "cache_ttl_s": 60.0,
-        "stop": ["."], "seed": 4, "top_k": 5, "min_tokens": 2, "ignore_eos": True,  # as benchmarks send them
+        "model": "m",
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_logprobs": 3,
+        "parallel_tool_calls": False,
+        "user": "u",
+        "stream": True,
+        "priority": 3,
+        "service_class": "batch",
+        "cache_ttl_s": 60.0,
+        "stop": ["."],
+        "seed": 4,
+        "top_k": 5,
+        "min_tokens": 2,
+        "ignore_eos": True,  # as benchmarks send them
     }
     nothing = {"store": False, "background": False, "metadata": {"a": "b"}, "service_tier": "auto"}
     assert of_response(
