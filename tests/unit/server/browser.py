@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,24 @@ def ask(page: Any, question: str) -> None:
 def wait_for_end(page: Any) -> None:
     """Of the answer."""
     page.locator("#send").wait_for(state="visible")
+
+
+def answer_to(page: Any, question: str) -> None:
+    ask(page, question)
+    wait_for_end(page)
+
+
+def reload(page: Any) -> None:
+    page.reload()
+    wait_for_text(page, "#health", "serving")
+
+
+def wait_until(page: Any, condition: Callable[[], Any]) -> None:
+    """Until something is so that is not on the page."""
+    end_s = time.monotonic() + 25
+    while not condition():
+        assert time.monotonic() < end_s
+        page.wait_for_timeout(50)
 
 
 def num_unnamed(page: Any) -> int:

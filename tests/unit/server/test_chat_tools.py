@@ -14,7 +14,6 @@ from headway.sampling_params import SamplingParams
 from headway.server.api import jobs
 from headway.server.server_config import ServerConfig
 from headway.structured.answer_formats import TOOL_FORMATS
-from headway.structured.tool_schemas import ToolCall
 from headway.tokenizer import Tokenizer
 from tests.unit.server.fake_engine import (
     CHAT_TEMPLATE,
@@ -117,21 +116,13 @@ def test_a_template_that_knows_tools_gets_them() -> None:
 
 
 def test_tools_and_calls_are_written_where_the_template_knows_none() -> None:
-    server = server_with()
-    form = TOOL_FORMATS["hermes"]
-    messages = [{"role": "system", "content": "Be brief."}, *talk(call(), call(call_id="call_2"))]
-    assert server.chat(messages=messages, tools=[WEATHER]).status_code == 200
+    server = server_with(tool_format="mistral")
+    server.chat(messages=talk(call(), content="Let me see."), tools=[WEATHER])
     prompt = prompt_of(server)
-    assert prompt.startswith("<|im_start|>system\nBe brief.\n\n")
-    assert '"description": "Says it."' in prompt.partition("<|im_end|>")[0]
-    written = form.write([ToolCall("weather", '{"city": "Rome"}')] * 2)
-    result = form.write_result("21 °C")
-    assert f"<|im_start|>assistant\n{written}<|im_end|>\n" in prompt
-    assert f"<|im_start|>user\n{result}\n{result}<|im_end|>\n" in prompt
-    other = server_with(tool_format="mistral")
-    other.chat(messages=talk(call(arguments=""), content="Let me see."), tools=[CLOCK], tool_choice="none")
-    assert "assistant\nLet me see.\n[TOOL_CALLS]" in prompt_of(other)
-    assert "system" not in prompt_of(other)
+    assert prompt.startswith("<|im_start|>system") and '"description": "Says it."' in prompt.partition("<|im_end|>")[0]
+    assert "assistant\nLet me see.\n[TOOL_CALLS]" in prompt
+    server.chat(messages=talk(call(arguments="")), tools=[CLOCK], tool_choice="none")
+    assert "[TOOL_CALLS]" in prompt_of(server) and "system" not in prompt_of(server)
 
 
 def test_templates_that_want_ids_of_nine_letters_get_them() -> None:
@@ -349,12 +340,12 @@ def test_a_call_has_openais_form_whole_and_streamed_and_can_be_sent_back() -> No
 
 
 def test_a_call_that_was_cut_off_ends_with_length() -> None:
-    words = ('<tool_call>\n{"name": "weather", "arguments": {"ci', 'ty": "Ro', 'me"}}</tool_call>')
+    server = server_with(CALL[:55], CALL[55:65], CALL[65:])
     for stream in (False, True):
-        response = server_with(*words).chat(tools=[WEATHER], max_tokens=2, stream=stream)
+        response = server.chat(tools=[WEATHER], max_tokens=1, stream=stream)
         (choice,) = put_together(events(response)) if stream else as_streamed(response.json())
         assert choice["finish_reason"] == "length"
-        assert choice["calls"] == [["weather", '{"city": "Ro']]
+        assert choice["calls"] == [["weather", CALL[CALL.index('{"city') : 55]]]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -374,11 +365,11 @@ def test_thoughts_are_set_apart_and_counted(stream: bool) -> None:
 
 
 def test_a_prompt_that_ends_the_thinking_is_seen_and_thinking_that_never_ends_is_no_content() -> None:
-    server = server_with("Yes.", template=THINK_TEMPLATE)
+    server = server_with("On and", " on", " and", template=THINK_TEMPLATE)
     message = server.chat(reasoning_effort="none").json()["choices"][0]["message"]
-    assert message == {"role": "assistant", "content": "Yes.", "refusal": None}
+    assert message == {"role": "assistant", "content": "On and on and", "refusal": None}
     assert prompt_of(server).endswith("</think>\n\n")
-    choice = server_with("On and", " on", " and", template=THINK_TEMPLATE).chat(max_tokens=2).json()["choices"][0]
+    choice = server.chat(max_tokens=2).json()["choices"][0]
     thoughts = {"reasoning_content": "On and on", "reasoning": "On and on"}
     assert choice["message"] == {"role": "assistant", "content": "", "refusal": None, **thoughts}
     assert choice["finish_reason"] == "length"

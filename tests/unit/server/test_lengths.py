@@ -58,15 +58,14 @@ def setup(tmp_path: Path, predictor: Predictor) -> Iterator[Setup]:
     made.thread.close()
 
 
-def test_the_prediction_goes_with_the_request(setup: Setup, predictor: Predictor) -> None:
+def test_the_prediction_goes_with_the_request_and_is_made_of_what_fits_into_the_context(
+    setup: Setup, predictor: Predictor
+) -> None:
     setup.server.complete([[30, 1], [31, 1]], user="me", max_tokens=9, temperature=0.5)
     assert [request.options.predicted_tokens for request in setup.server.engine.requests] == [30.0, 31.0]
     assert predictor.asked[0][0] == PromptView([30, 1], max_tokens=9, temperature=0.5, user="me")
-
-
-def test_the_predictor_sees_the_text_and_what_fits_into_the_context(setup: Setup, predictor: Predictor) -> None:
     assert setup.server.chat("Hello").status_code == 200
-    (view,) = predictor.asked[0]
+    (view,) = predictor.asked[1]
     assert view.text is not None and "Hello<|im_end|>" in view.text
     assert view.max_tokens == 256 - len(view.prompt_token_ids)
     assert (view.temperature, view.user) == (1.0, None)

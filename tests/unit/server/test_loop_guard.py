@@ -37,13 +37,10 @@ def test_a_loop_that_waits_is_found_once_and_its_time_told_at_the_end() -> None:
 
 
 def test_one_that_computes_is_found_by_its_processor_time() -> None:
-    """It may hold the interpreter lock, so that the look itself is late, and says nothing."""
+    """It may hold the interpreter lock, so that the look itself is late, and says nothing; or compute between two."""
     watch = StallWatch()
     assert looks(watch, 1, seconds=2.5, clocks=Clocks(2.4, 2.5)) == [pytest.approx(2.4)]
     assert watch.tick(Clocks(2.4, 2.5)) == pytest.approx(2.4)
-
-
-def test_one_that_has_computed_between_two_looks_is_counted() -> None:
     watch = StallWatch()
     assert watch.tick(Clocks(1.5, 1.6)) == pytest.approx(1.5)
     assert looks(watch, 2, seconds=1.6, clocks=Clocks(1.5, 1.6)) == [pytest.approx(1.5)]

@@ -138,44 +138,28 @@ def test_no_head_makes_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("head", "status", "code"),
     [
-        (b"GET /health HTTP/1.1\r\nhost: localhost\r\norigin: http://[\r\n", 403, "origin_not_allowed"),
-        (b"CONNECT evil:80 HTTP/1.1\r\nhost: evil:80\r\n", 400, "invalid_http"),
-        (b"GET /health HTTP/1.1\r\n", 400, "invalid_host"),
-        (b"GET /health HTTP/1.1\r\nhost: evil\r\nhost: 127.0.0.1\r\n", 400, "invalid_host"),
-        (b"GET /health HTTP/1.0\r\nhost: localhost\r\nhost: localhost\r\n", 400, "invalid_host"),
-        (b"GET /health HTTP/1.1\r\nhost: a b\r\n", 400, "invalid_host"),
-        (b"GET http://localhost/health HTTP/1.1\r\nhost: evil\r\n", 400, "invalid_host"),
-        (b"GET ftp://localhost/health HTTP/1.1\r\nhost: localhost\r\n", 400, "invalid_http"),
-        (b"GET health HTTP/1.1\r\nhost: localhost\r\n", 400, "invalid_http"),
-        (b"GET /\xff HTTP/1.1\r\nhost: localhost\r\n", 400, "invalid_http"),
-        (b"GET http://evil/health HTTP/1.1\r\nhost: evil\r\n", 403, "host_not_allowed"),
+        (b"GET /health HTTP/1.1\r\nhost: localhost\r\norigin: http://[", 403, "origin_not_allowed"),
+        (b"CONNECT evil:80 HTTP/1.1\r\nhost: evil:80", 400, "invalid_http"),
+        (b"GET /health HTTP/1.1", 400, "invalid_host"),
+        (b"GET /health HTTP/1.1\r\nhost: evil\r\nhost: 127.0.0.1", 400, "invalid_host"),
+        (b"GET /health HTTP/1.0\r\nhost: localhost\r\nhost: localhost", 400, "invalid_host"),
+        (b"GET /health HTTP/1.1\r\nhost: a b", 400, "invalid_host"),
+        (b"GET http://localhost/health HTTP/1.1\r\nhost: evil", 400, "invalid_host"),
+        (b"GET ftp://localhost/health HTTP/1.1\r\nhost: localhost", 400, "invalid_http"),
+        (b"GET health HTTP/1.1\r\nhost: localhost", 400, "invalid_http"),
+        (b"GET /\xff HTTP/1.1\r\nhost: localhost", 400, "invalid_http"),
+        (b"GET http://evil/health HTTP/1.1\r\nhost: evil", 403, "host_not_allowed"),
+        (b"GET /health HTTP/1.0", 200, None),
+        (b"GET /health HTTP/1.1\r\nHost: LOCALHOST:8000", 200, None),
+        (b"GET http://localhost:8000/health?x=1 HTTP/1.1\r\nhost: localhost:8000", 200, None),
+        (b"GET HTTP://[::1]/health HTTP/1.1\r\nhost: [::1]", 200, None),
     ],
 )
-def test_heads_that_are_refused(head: bytes, status: int, code: str) -> None:
-    written = answer_to(head + b"\r\n")
-    assert written.startswith(b"HTTP/1.1 %d " % status) and b'"code":"%b"' % code.encode() in written
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"GET /health HTTP/1.0\r\n",
-        b"GET /health HTTP/1.1\r\nHost: LOCALHOST:8000\r\n",
-        b"GET http://localhost:8000/health?x=1 HTTP/1.1\r\nhost: localhost:8000\r\n",
-        b"GET HTTP://[::1]/health HTTP/1.1\r\nhost: [::1]\r\n",
-    ],
-)
-def test_heads_that_are_taken(head: bytes) -> None:
-    assert answer_to(head + b"\r\n").startswith(b"HTTP/1.1 200 OK\r\n")
-
-
-def answer_to(data: bytes) -> bytes:
-    async def scenario() -> bytes:
-        connect, tasks = connector(FakeServer(port=0))
-        transport = FakeTransport(connect())
-        transport.feed(data)
-        while tasks:
-            await asyncio.sleep(0)
-        return bytes(transport.written)
-
-    return run(scenario())
+async def test_heads_that_are_taken_and_refused(head: bytes, status: int, code: str | None) -> None:
+    connect, tasks = connector(FakeServer(port=0))
+    transport = FakeTransport(connect())
+    transport.feed(head + b"\r\n\r\n")
+    while tasks:
+        await asyncio.sleep(0)
+    assert transport.written.startswith(b"HTTP/1.1 %d " % status)
+    assert code is None or b'"code":"%b"' % code.encode() in transport.written

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
 from headway.rpc.engine_client import Health
-from tests.unit.server.browser import DRAWN_TEXT, PHONE, WIDE, ask, number, picture, pixels, wait_for_text
+from tests.unit.server.browser import DRAWN_TEXT, PHONE, WIDE, ask, number, picture, pixels, wait_for_text, wait_until
 from tests.unit.server.http_thread import serving
 from tests.unit.server.scripted_engine import ScriptedEngine, ScriptedReplicas, create_app
 
@@ -98,10 +97,7 @@ def test_nobody_looks_at_a_hidden_page(page: Any, engine: ScriptedEngine) -> Non
         Object.defineProperty(document, "hidden", { value: true, configurable: true });
         document.dispatchEvent(new Event("visibilitychange"));
     }""")
-    until = time.monotonic() + 5
-    while engine.viewers and time.monotonic() < until:
-        page.wait_for_timeout(50)
-    assert engine.viewers == []
+    wait_until(page, lambda: engine.viewers == [])
 
 
 def test_the_field_for_the_key_takes_the_whole_line(page: Any) -> None:
@@ -235,10 +231,7 @@ def test_one_of_several_replicas_is_chosen_and_all_tell_their_load(
         page.click("#replicas button:nth-child(1)")
         wait_for_text(page, "#health", "serving")
         wait_for_text(page, "#blocks-text", "of 320 in use")
-        until = time.monotonic() + 10
-        while engines.replicas[1].viewers and time.monotonic() < until:
-            page.wait_for_timeout(50)
-        assert engines.replicas[1].viewers == [], "nobody looks there any more"
+        wait_until(page, lambda: engines.replicas[1].viewers == [])  # nobody looks there any more
 
 
 def test_a_server_with_fewer_replicas_shows_its_first(engine: ScriptedEngine, open_page: Callable[..., Any]) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tests.unit.server.browser import PHONE, ask, num_unnamed, picture, wait_for_end, wait_for_text
+from tests.unit.server.browser import PHONE, answer_to, ask, num_unnamed, picture, reload, wait_for_end, wait_for_text
 from tests.unit.server.scripted_engine import ScriptedEngine
 
 
@@ -26,8 +26,7 @@ OTHER_CALL = [call_delta(1, "{}", id="call_2", type="function", name="clock")]
 
 def ask_for(page: Any, deltas: list[dict[str, Any]]) -> None:
     """For an answer of these deltas."""
-    ask(page, f"Deltas: {json.dumps(deltas)}")
-    wait_for_end(page)
+    answer_to(page, f"Deltas: {json.dumps(deltas)}")
 
 
 def choose(page: Any, kind: str) -> None:
@@ -56,8 +55,7 @@ def test_each_format_is_sent_as_its_fields(page: Any, app: Any) -> None:
     page.evaluate("document.querySelector('#choices').value = ' red\\n\\ndark blue\\nred'")
     for kind, fields in wanted.items():
         choose(page, kind)
-        ask(page, "Repeat: x")
-        wait_for_end(page)
+        answer_to(page, "Repeat: x")
         sent = {name: app.state.bodies[-1].get(name) for name in ("response_format", "structured_outputs", "tools")}
         assert {name: value for name, value in sent.items() if value is not None} == fields, kind
 
@@ -138,8 +136,7 @@ def test_json_is_laid_out_and_stored_results_stay_with_their_calls(page: Any) ->
 
 def test_json_is_pretty_and_says_whether_it_parsed(page: Any, engine: ScriptedEngine) -> None:
     for text, num_json in (('{"a": [1]}', 1), ("[a](b) {c}", 1), ("42", 1)):  # free text that is JSON is shown as such
-        ask(page, f"Repeat: {text}")
-        wait_for_end(page)
+        answer_to(page, f"Repeat: {text}")
         assert page.locator(".json").count() == num_json, text
     page.click("#new-chat")
     choose(page, "json")
@@ -156,8 +153,7 @@ def test_json_is_pretty_and_says_whether_it_parsed(page: Any, engine: ScriptedEn
     assert page.text_content(".assistant:last-of-type .mark").strip() == "…", "nothing is said before the end"
     page.click("#stop")
     wait_for_end(page)
-    page.reload()
-    wait_for_text(page, "#health", "serving")
+    reload(page)
     assert page.locator(".json").count() == 3 and page.locator(".mark.good").count() == 1
     assert page.locator("#format input[value=json]").is_checked()
 
@@ -196,8 +192,7 @@ def test_a_call_is_shown_and_its_result_is_sent_back(page: Any, app: Any) -> Non
         {"role": "tool", "tool_call_id": "call_1", "content": '{"degrees": 21}'},
     ]
     assert app.state.bodies[-1]["tool_choice"] == "auto", "a result may be followed by an answer"
-    page.reload()
-    wait_for_text(page, "#health", "serving")
+    reload(page)
     assert page.locator(".message").count() == 4 and page.locator("#with-tools").is_checked()
     page.click(".regenerate:visible")
     wait_for_end(page)
@@ -218,8 +213,7 @@ def test_calls_are_answered_together_and_a_call_that_was_cut_off_is_not(page: An
     ask_for(page, CALL[:-1])
     assert "does not parse" in page.text_content(".assistant:last-of-type .call .mark")
     assert page.locator(".results:visible").count() == 0
-    ask(page, "Repeat: on")
-    wait_for_end(page)
+    answer_to(page, "Repeat: on")
     assert app.state.asked[-1][-2] == {"role": "assistant", "content": ""}
 
 

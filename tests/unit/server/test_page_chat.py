@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.unit.server.browser import PHONE, ask, num_unnamed, picture, wait_for_end, wait_for_text
+from tests.unit.server.browser import PHONE, answer_to, ask, num_unnamed, picture, reload, wait_for_end, wait_for_text
 from tests.unit.server.scripted_engine import ANSWER, ScriptedEngine
 
 NEVER_S = 3600.0
@@ -47,16 +47,14 @@ def test_an_answer_can_be_stopped_or_left_for_a_new_chat_and_its_request_leaves_
     page.click("#new-chat")
     page.wait_for_function("() => document.querySelector('#n-running').textContent === '0'")
     assert turns(page) == [] and page.locator("#send").is_visible()
-    ask(page, "Repeat: fresh")
-    wait_for_end(page)
+    answer_to(page, "Repeat: fresh")
     assert turns(page) == [("You", "Repeat: fresh"), ("Model", "fresh")]
 
 
 def test_stopping_before_the_first_token_leaves_no_turn_and_the_question_in_the_box(
     page: Any, engine: ScriptedEngine
 ) -> None:
-    ask(page, "First")
-    wait_for_end(page)
+    answer_to(page, "First")
     engine._step_s = NEVER_S
     with page.expect_request("**/v1/chat/completions"):
         ask(page, "Too slow")
@@ -145,17 +143,14 @@ def test_text_stays_selected_while_more_of_it_comes(page: Any, engine: ScriptedE
 def test_the_conversation_survives_a_reload(page: Any, app: Any) -> None:
     page.click("#params summary")
     page.fill("#system", "Be brief.")
-    ask(page, "Repeat: **Bold** words")
-    wait_for_end(page)
+    answer_to(page, "Repeat: **Bold** words")
     facts = page.text_content(".assistant .facts")
     page.fill("#prompt", "half a thought")
-    page.reload()
-    wait_for_text(page, "#health", "serving")
+    reload(page)
     assert turns(page) == [("You", "Repeat: **Bold** words"), ("Model", "Bold words")]
     assert page.text_content(".assistant strong") == "Bold" and page.text_content(".assistant .facts") == facts
     assert page.input_value("#prompt") == "half a thought" and page.input_value("#system") == "Be brief."
-    ask(page, "And?")
-    wait_for_end(page)
+    answer_to(page, "And?")
     said = [(message["role"], message["content"]) for message in app.state.asked[-1]]
     assert said == [
         ("system", "Be brief."),
@@ -164,8 +159,7 @@ def test_the_conversation_survives_a_reload(page: Any, app: Any) -> None:
         ("user", "And?"),
     ]
     page.click("#new-chat")
-    page.reload()
-    wait_for_text(page, "#health", "serving")
+    reload(page)
     assert turns(page) == [] and page.locator("#welcome").is_visible()
 
 
@@ -173,8 +167,7 @@ def test_a_reload_in_the_middle_keeps_what_has_come(page: Any, engine: ScriptedE
     engine._step_s = 0.1
     ask(page, "Go on")
     wait_for_text(page, ".assistant .body", "never")
-    page.reload()
-    wait_for_text(page, "#health", "serving")
+    reload(page)
     assert turns(page)[0] == ("You", "Go on") and turns(page)[1][1].startswith("a batch that never")
     assert page.locator("#send").is_visible()
 
@@ -223,18 +216,15 @@ def test_a_page_that_was_only_looked_at_does_not_overwrite_the_chat_of_another(p
     looked_at = page.context.new_page()
     looked_at.goto(base_url)
     wait_for_text(looked_at, "#health", "serving")
-    ask(page, "Hello")
-    wait_for_end(page)
+    answer_to(page, "Hello")
     looked_at.close(run_before_unload=True)
-    page.reload()
-    wait_for_text(page, "#health", "serving")
+    reload(page)
     assert len(turns(page)) == 2
 
 
 def test_answers_questions_and_code_can_be_copied(page: Any) -> None:
     answer = "Do **this**:\n\n```python\nprint(1)\nprint(2)\n```"
-    ask(page, f"Repeat: {answer}")
-    wait_for_end(page)
+    answer_to(page, f"Repeat: {answer}")
     clipboard = "navigator.clipboard.readText()"
     page.click(".assistant .actions .copy")
     wait_for_text(page, "#chat-status", "Copied.")
@@ -255,8 +245,7 @@ def test_copying_works_without_the_clipboard_of_secure_pages(base_url: str, open
         document.addEventListener("copy", () => (window.copied = document.activeElement.value));
         """,
     )
-    ask(page, "Repeat: short")
-    wait_for_end(page)
+    answer_to(page, "Repeat: short")
     page.click(".assistant .copy")
     wait_for_text(page, "#chat-status", "Copied.")
     assert page.evaluate("window.copied") == "short"
@@ -264,8 +253,7 @@ def test_copying_works_without_the_clipboard_of_secure_pages(base_url: str, open
 
 def test_the_last_answer_can_be_made_again(page: Any, app: Any, engine: ScriptedEngine) -> None:
     for question in ("One", "Two"):
-        ask(page, question)
-        wait_for_end(page)
+        answer_to(page, question)
     assert page.locator(".regenerate:visible").count() == 1
     page.click(".regenerate:visible")
     wait_for_end(page)
@@ -282,8 +270,7 @@ def test_the_last_answer_can_be_made_again(page: Any, app: Any, engine: Scripted
 
 def test_a_question_can_be_edited_and_what_followed_is_replaced(page: Any, app: Any) -> None:
     for question in ("One", "Two", "Three"):
-        ask(page, question)
-        wait_for_end(page)
+        answer_to(page, question)
     page.fill("#prompt", "a draft")
     page.locator(".user .edit").nth(1).click()
     assert page.input_value("#prompt") == "Two" and page.locator("#editing").is_visible()
@@ -291,8 +278,7 @@ def test_a_question_can_be_edited_and_what_followed_is_replaced(page: Any, app: 
     page.keyboard.press("Escape")
     assert page.input_value("#prompt") == "a draft" and page.locator(".replaced").count() == 0
     page.locator(".user .edit").nth(1).click()
-    ask(page, "Two and a half")
-    wait_for_end(page)
+    answer_to(page, "Two and a half")
     assert [text for who, text in turns(page) if who == "You"] == ["One", "Two and a half"]
     assert [m["content"] for m in app.state.asked[-1] if m["role"] == "user"] == ["One", "Two and a half"]
     assert page.locator("#editing").is_hidden()
@@ -305,8 +291,7 @@ def test_a_question_can_be_edited_and_what_followed_is_replaced(page: Any, app: 
 
 def test_the_chat_works_by_keyboard_and_on_a_narrow_screen(page: Any) -> None:
     page.set_viewport_size({**PHONE, "width": 400})
-    ask(page, "Repeat: | a | b |\n|---|---|\n| " + "wide " * 30 + " | 2 |\n\n```\n" + "long " * 40 + "\n```")
-    wait_for_end(page)
+    answer_to(page, "Repeat: | a | b |\n|---|---|\n| " + "wide " * 30 + " | 2 |\n\n```\n" + "long " * 40 + "\n```")
     picture(page, "narrow-markdown")
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
     assert page.evaluate("(list) => list.scrollWidth <= list.clientWidth", page.query_selector("#messages"))

@@ -14,13 +14,6 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def test_every_prompt_of_a_request_has_them() -> None:
-    server = FakeServer()
-    server.complete(["one", "two"], cache_salt="s", cache_ttl_s=0.5)
-    asked = [request.options for request in server.engine.requests]
-    assert [(options.cache_salt, options.cache_ttl_s) for options in asked] == [("s", 0.5)] * 2
-
-
 @pytest.mark.parametrize("fields", [{"cache_salt": "a"}, {"cache_ttl_s": 60}])
 def test_without_a_prefix_cache_both_are_refused(fields: dict[str, Any]) -> None:
     engine = FakeEngine()

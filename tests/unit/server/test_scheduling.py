@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 
 from headway.core.request_options import RequestOptions
-from headway.rpc.messages import AddRequest, decode_to_engine, encode
-from headway.sampling_params import SamplingParams
 from headway.server.admission.service_classes import ServiceClass, ServiceClasses, parse_service_classes
 from tests.unit.rpc.scripted_channel import add, run
-from tests.unit.rpc.small_engine import create_engine
 from tests.unit.server.fake_engine import CHAT, COMPLETIONS, FakeEngine, FakeServer, engine_ready
 
 CLASSES = ServiceClasses(
@@ -38,8 +35,10 @@ def test_what_a_request_says_itself() -> None:
     assert (request.tenant, request.ttft_target_s, request.tpot_target_s) == ("me", 0.25, 0.0125)
     nothing = dict.fromkeys(("user", "ttft_target_ms", "tpot_target_ms", "service_class", "cache_salt", "cache_ttl_s"))
     assert asked(FakeServer(), **nothing) == RequestOptions()
-    cached = asked(FakeServer(), cache_salt="team a", cache_ttl_s=60)
-    assert (cached.cache_salt, cached.cache_ttl_s) == ("team a", 60.0)
+    server = FakeServer()
+    assert asked(server, cache_salt="team a", cache_ttl_s=60) == RequestOptions(cache_salt="team a", cache_ttl_s=60.0)
+    server.complete(["one", "two"], cache_salt="team a", cache_ttl_s=60)
+    assert len({request.options for request in server.engine.requests}) == 1, "every prompt has them"
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "fair", "slo"])
@@ -87,15 +86,6 @@ def test_the_access_log_names_the_class_where_there_are_several() -> None:
         server.services.on_request_end.append(lambda record, lines=lines: lines.append(record.line()))
         server.complete(service_class="interactive")
         assert json.loads(lines[0]).get("service_class") == shown
-
-
-def test_the_engine_gives_it_to_the_scheduler() -> None:
-    engine = create_engine({"scheduling_policy": "slo"})
-    options = RequestOptions(tenant="me", priority=-2, ttft_target_s=0.5, tpot_target_s=0.05)
-    message = decode_to_engine(encode(AddRequest("a", [5, 6], SamplingParams(max_tokens=3), options)))
-    seen: list[RequestOptions] = []
-    run([message], lambda: seen.append(engine.core.scheduler.requests["a"].options), [], [], engine=engine)
-    assert seen == [options]
 
 
 def test_the_engine_tells_who_has_begun_before_there_is_a_token() -> None:

@@ -11,7 +11,7 @@ import pytest
 from headway.server.api import routes, turns
 from headway.server.api.turns import TURN_S, Turns, written_in_turns
 from tests.unit.clock import Clock
-from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, run
+from tests.unit.server.fake_engine import COMPLETIONS, FakeEngine, FakeServer, RawClient, run
 
 WORDS = tuple(f" {number}" for number in range(60))
 LONG = {"max_tokens": 60, "ignore_eos": True}
@@ -38,12 +38,9 @@ def test_others_go_on_when_a_turn_is_over() -> None:
         others.cancel()
         return bytes(written)
 
+    assert bytes(run(written_in_turns([]))) == b"[]"
     assert json.loads(run(write())) == [{"n": number} for number in range(4)]
     assert done == [0, 1, "other", 2, 3, "other"]
-
-
-def test_nothing_is_an_empty_list() -> None:
-    assert bytes(run(written_in_turns([]))) == b"[]"
 
 
 @pytest.mark.parametrize(
@@ -81,9 +78,7 @@ def test_a_stream_that_was_not_read_is_written_in_parts(monkeypatch: pytest.Monk
     monkeypatch.setattr(routes, "DELTAS_AT_ONCE", 7)
 
     async def stream() -> RawClient:
-        client = RawClient(
-            FakeServer(FakeEngine(words=WORDS)).app, "/v1/completions", {"prompt": "Hi", "stream": True, **LONG}
-        )
+        client = FakeServer(FakeEngine(words=WORDS)).begin(COMPLETIONS, stream=True, **LONG)
         await client.task
         return client
 
