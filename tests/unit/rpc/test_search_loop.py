@@ -63,10 +63,13 @@ def test_progress_and_then_everything_at_once(params: dict[str, Any], overlap: b
     assert engine.core.scheduler.kv_cache.num_used_blocks == 0
 
 
-def test_sequences_that_have_no_seat_have_not_started() -> None:
+def test_sequences_that_have_no_seat_wait_and_have_not_started() -> None:
     channel, _ = looped([ask("a", BEST)], *[[]] * 30, max_num_seqs=2)
     started = [num for num, _ in progress(channel.deltas("a"))]
     assert started[0] <= 2 < sum(started) == WIDTH
+    channel, _ = looped([ask("a", BEAMS)], [], max_num_seqs=3)
+    stats = channel.batches[0].stats
+    assert (stats.num_running, stats.num_waiting) == (3, 1)
 
 
 def test_beams_that_have_ended_or_fallen_out_count() -> None:
@@ -128,12 +131,6 @@ def test_the_counters_of_lookups_never_fall(overlap: bool) -> None:
     last = channel.batches[-1].stats
     assert 0 <= last.num_hit_tokens <= last.num_queried_tokens
     assert last.prompt_tokens == 2 * len(PROMPT) + 5
-
-
-def test_beams_without_a_seat_wait() -> None:
-    channel, _ = looped([ask("a", BEAMS)], [], max_num_seqs=3)
-    stats = channel.batches[0].stats
-    assert (stats.num_running, stats.num_waiting) == (3, 1)
 
 
 # ---- what a viewer sees ---------------------------------------------------------------------------------------------
