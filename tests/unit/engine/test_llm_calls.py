@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
@@ -105,20 +106,10 @@ def test_an_abort_returns_all_that_a_stream_had_and_ends_it(llm: LLM) -> None:
 
 
 def in_threads(*functions: Callable[[], Any]) -> list[Any]:
-    results: list[Any] = [None] * len(functions)
-
-    def call(place: int) -> None:
-        try:
-            results[place] = functions[place]()
-        except BaseException as error:
-            results[place] = error
-
-    threads = [threading.Thread(target=call, args=(place,)) for place in range(len(functions))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return results
+    """What each returns or raises."""
+    with ThreadPoolExecutor(len(functions)) as threads:
+        calls = [threads.submit(function) for function in functions]
+    return [call.exception() or call.result() for call in calls]
 
 
 def hold_third_step(llm: LLM, begin: Callable[[], None]) -> None:

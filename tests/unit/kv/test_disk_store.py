@@ -20,10 +20,11 @@ from headway.cache_dir import private_folder
 from headway.core.scheduler_output import BlockMoves
 from headway.errors import ConfigError
 from headway.kv import disk_store
-from headway.kv.block_store import BlockStore, BlockTransfers, Done
+from headway.kv.block_store import BlockTransfers
 from headway.kv.checked_read import CheckedReader, FileReads, NativeReader, PythonReader, fastest_reader
 from headway.kv.damage_log import DamageLog
 from headway.kv.disk_store import DiskStore
+from tests.unit.engine.test_waiting_for_blocks import Store
 
 BYTES = 200_000  # several pieces of a checksum, the last one short
 PRINT = "a" * 32
@@ -406,24 +407,8 @@ class Slots:
         self.settled += slots
 
 
-class Peers(BlockStore):
-    """Another replica that answers when it is told to."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[list[bytes], str, Done]] = []
-        self.is_closed = False
-
-    def fetch(self, digests: Any, slots: Any, source: str, done: Done, *, is_use: bool = True) -> None:
-        for slot in slots:
-            slot[:] = b"p" * slot.nbytes
-        self.asked.append((list(digests), source, done))
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
 def test_transfers_go_where_they_belong_and_tell_their_ends(tmp_path: Path) -> None:
-    slots, peers, woken = Slots(5, 100), Peers(), threading.Event()
+    slots, peers, woken = Slots(5, 100), Store(), threading.Event()
     disk = DiskStore(tmp_path, fingerprint=PRINT, block_bytes=100, max_bytes=10**6)
     transfers = BlockTransfers(slots, disk=disk, peers=peers)
     transfers.wake(woken.set)
@@ -438,10 +423,9 @@ def test_transfers_go_where_they_belong_and_tell_their_ends(tmp_path: Path) -> N
     (end,) = transfers.take()
     assert end.ok and end.is_fetch and end.seconds > 0 and slots.memory[1] == slots.memory[0]
     assert transfers.num_under_way == 2 and not transfers.wait(0.01) and not transfers.settle(0.01)
-    ((digests, source, done),) = peers.asked
-    assert digests == [digest_of(2), digest_of(3)] and source == "there:1"
-    done(digest_of(2), True)
-    done(digest_of(3), False)
+    assert peers.fetched == [(digest_of(2), True), (digest_of(3), True)] and {*peers.sources} == {"there:1"}
+    for (digest, done), ok in zip(peers.fetches, (True, False), strict=True):
+        done(digest, ok)
     assert [end.ok for end in transfers.take()] == [True, False] and transfers.settle(1.0)
     transfers.close()
     assert peers.is_closed
@@ -449,19 +433,19 @@ def test_transfers_go_where_they_belong_and_tell_their_ends(tmp_path: Path) -> N
 
 def test_the_time_of_fetches_is_divided_among_their_blocks() -> None:
     """However many fetches are under way: their seconds add up to the time that passed."""
-    peers = Peers()
+    peers = Store()
     transfers, begun_s = BlockTransfers(Slots(8, 10), peers=peers), time.monotonic()
     for first in (0, 4):
         fetched = tuple((digest_of(number), number, f"there:{first}") for number in range(first, first + 4))
         transfers.begin(BlockMoves(fetched=fetched))
     for number in (0, 4, 1, 5, 2, 6, 3, 7):
         time.sleep(0.01)
-        peers.asked[number // 4][2](digest_of(number), True)
+        dict(peers.fetches)[digest_of(number)](digest_of(number), True)
     passed_s, seconds = time.monotonic() - begun_s, [end.seconds for end in transfers.take()]
     assert sum(seconds) == pytest.approx(passed_s, abs=0.01) and min(seconds) >= 0.009
     time.sleep(0.05)
     transfers.begin(BlockMoves(fetched=((digest_of(8), 0, "there:0"),)))
-    peers.asked[2][2](digest_of(8), True)
+    dict(peers.fetches)[digest_of(8)](digest_of(8), True)
     assert transfers.take()[0].seconds < 0.04, "the time before it was begun is not its own"
 
 

@@ -272,14 +272,6 @@ def test_bad_words_come_spelt_and_the_loop_checks_no_parameters_again(monkeypatc
     assert not checked, "a record that has been unpacked has checked itself"
 
 
-def test_completions_end_one_by_one_and_the_last_says_so() -> None:
-    channel = run([add("a", n=3, temperature=1.0)], *[[]] * 6)
-    deltas = channel.deltas("a")
-    assert sorted({delta.index for delta in deltas}) == [0, 1, 2]
-    assert [delta.is_last for delta in deltas].count(True) == 1 and deltas[-1].is_last
-    assert sum(delta.finish_reason is not None for delta in deltas) == 3
-
-
 def test_shutdown_finishes_what_runs_and_refuses_what_comes() -> None:
     channel = run([add("a")], [Shutdown(60.0), add("b")], *[[]] * 10)
     assert channel.deltas("a")[-1].finish_reason == "length"
@@ -435,13 +427,20 @@ def pair() -> Iterator[tuple[socket.socket, EngineChannel]]:
     channel.close()
 
 
-def test_all_that_has_come_is_received_at_once(pair: tuple[socket.socket, EngineChannel]) -> None:
+def test_all_that_has_come_is_received_at_once_and_who_is_gone_is_noticed(
+    pair: tuple[socket.socket, EngineChannel],
+) -> None:
     ours, channel = pair
     assert channel.receive(timeout_s=0.0) == []
     ours.sendall(pack(Watch(True)) + pack(Watch(False)) + pack(Watch(True))[:3])
     assert channel.receive(timeout_s=10.0) == [Watch(True), Watch(False)]
     ours.sendall(pack(Watch(True))[3:])
     assert channel.receive(timeout_s=10.0) == [Watch(True)]
+    ours.close()
+    with pytest.raises(ChannelClosedError):
+        channel.receive(timeout_s=10.0)
+    with pytest.raises(ChannelClosedError):
+        channel.send(Heartbeat())
 
 
 def test_a_slow_front_end_does_not_stop_the_engine(pair: tuple[socket.socket, EngineChannel]) -> None:
@@ -455,15 +454,6 @@ def test_a_slow_front_end_does_not_stop_the_engine(pair: tuple[socket.socket, En
         channel.receive(timeout_s=0.0)  # sends on
         found += len(reader.feed(ours.recv(65536)))
     assert channel.flush(timeout_s=0.0)
-
-
-def test_a_front_end_that_is_gone_is_noticed(pair: tuple[socket.socket, EngineChannel]) -> None:
-    ours, channel = pair
-    ours.close()
-    with pytest.raises(ChannelClosedError):
-        channel.receive(timeout_s=10.0)
-    with pytest.raises(ChannelClosedError):
-        channel.send(Heartbeat())
 
 
 # ---- the process ----------------------------------------------------------------------------------------------------

@@ -51,16 +51,6 @@ def test_chunk_by_chunk_and_only_what_was_reached() -> None:
     assert counted.step(share("a", computed=9, tokens=11)) == 3, "12 had been computed"
 
 
-def test_back_at_once_and_single_tokens() -> None:
-    """A request may leave and come back with the same step, and may have to catch up token by token."""
-    counted = Counted()
-    counted.step(share("a", computed=0, tokens=3), new=(enters("a", prompt=3),))
-    back = enters("a", prompt=3, output=1, found=2)
-    again = [counted.step(share("a", computed=2, tokens=1, samples=False), new=(back,), preempted=("a",))]
-    again.append(counted.step(share("a", computed=3, tokens=1)))
-    assert again == [1, 0]
-
-
 def test_requests_that_end_are_forgotten() -> None:
     counted = Counted()
     counted.step(share("a", computed=0, tokens=2, samples=False), new=(enters("a", prompt=9),))

@@ -64,10 +64,13 @@ def test_progress_and_then_everything_at_once(params: dict[str, Any], overlap: b
     assert engine.core.scheduler.kv_cache.num_used_blocks == 0
 
 
-def test_sequences_that_have_no_seat_have_not_started() -> None:
+def test_sequences_that_have_no_seat_wait_and_have_not_started() -> None:
     channel, _ = looped([ask("a", BEST)], *[[]] * 30, max_num_seqs=2)
     started = [num for num, _ in progress(channel.deltas("a"))]
     assert started[0] <= 2 < sum(started) == WIDTH
+    channel, _ = looped([ask("a", BEAMS)], [], max_num_seqs=3)
+    stats = channel.batches[0].stats
+    assert (stats.batch.num_running, stats.batch.num_waiting) == (3, 1)
 
 
 def test_beams_that_have_ended_or_fallen_out_count() -> None:
@@ -131,12 +134,15 @@ def test_the_counters_of_lookups_never_fall(overlap: bool) -> None:
     assert last.prompt_tokens == 2 * len(PROMPT) + 5
 
 
+<<<<<<< HEAD
 def test_beams_without_a_seat_wait() -> None:
     channel, _ = looped([ask("a", BEAMS)], [], max_num_seqs=3)
     stats = channel.batches[0].stats
     assert (stats.batch.num_running, stats.batch.num_waiting) == (3, 1)
 
 
+=======
+>>>>>>> eng
 # ---- what a viewer sees ---------------------------------------------------------------------------------------------
 
 

@@ -88,10 +88,6 @@ def greeted(engine_secret: bytes, talk: Callable[[socket.socket], None]) -> Base
     return outcome[0]
 
 
-def test_who_knows_the_secret_is_let_in() -> None:
-    assert greeted(SECRET, lambda theirs: greet(theirs, SECRET, is_engine=False)) is None
-
-
 def test_another_secret_is_refused_and_both_ends_say_so() -> None:
     def talk(theirs: socket.socket) -> None:
         with pytest.raises(RefusedError, match="refuses: the other end has another secret"):
