@@ -18,6 +18,7 @@ from headway.cli.main import main
 from headway.errors import ConfigError
 from headway.lab.bench import load_flags, server_target
 from headway.lab.bench.server_target import ServerOptions
+from tests.unit.cli.test_main import HEAVY
 from tests.unit.lab.bench.sse_server import DONE, METRICS, Answer, SSEServer, event, steady, text_event
 from tests.unit.lab.bench.test_offline_bench import SHAPE
 from tests.unit.server.fake_engine import FakeServer
@@ -91,22 +92,6 @@ def test_our_own_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Total generated tokens:                  6\n" in printed
 
 
-def test_a_workload_with_conversations(server: SSEServer, tmp_path: Path) -> None:
-    path = tmp_path / "chat.toml"
-    path.write_text(
-        'requests = 6\ninput = 8\noutput = 2\narrivals = { kind = "poisson", rate = 100.0 }\n'
-        '[content]\nkind = "conversations"\nturns = 3\nthink_s = 0.01\n'
-    )
-    assert main(["bench", "serve", "--base-url", server.url, "--workload", str(path), "--num-warmups", "0"]) == 0
-    prompts = sorted((body["prompt"] for body in server.bodies), key=len)
-    assert len(prompts) == 6
-    assert len(prompts[-1]) > len(prompts[0])
-
-
-def port_of(server: SSEServer) -> str:
-    return server.url.rsplit(":", 1)[1]
-
-
 @pytest.fixture
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading a model fails the test."""
@@ -115,17 +100,6 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a model is loaded")
 
     monkeypatch.setattr(loading, "load_engine", load)
-
-
-@pytest.mark.usefixtures("no_engine")
-@pytest.mark.parametrize("named", [["--host", "127.0.0.1"], ["--extra-body", '{"top_k": 3}']])
-def test_whatever_names_a_server_chooses_it(server: SSEServer, named: list[str]) -> None:
-    flags = ["--port", port_of(server), *named, *SMALL, "--num-prompts", "2"]
-    assert main(["bench", "sweep", *flags, "--rates", "50"]) == 0
-    one_rate = ["--slo", "p99_itl_ms=60000", "--start-rate", "50", "--max-rate", "50"]
-    assert main(["bench", "capacity", *flags, *one_rate]) == 0
-    assert len(server.bodies) == 2 * (1 + 2)  # a warm-up and the requests of one rate each
-    assert all(("top_k" in body) == ("--extra-body" in named) for body in server.bodies)
 
 
 @pytest.mark.usefixtures("no_engine")
@@ -192,7 +166,9 @@ def test_prompts_from_the_cache_are_counted_and_warned_of(tmp_path: Path, capsys
     assert (result["total_cached_tokens"], result["cached_token_share"]) == (300, 0.75)
 
 
-def test_no_run_asks_what_another_has_asked(server: SSEServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_run_asks_what_another_has_asked(
+    server: SSEServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = ["--num-prompts", "3", "--num-warmups", "0"]
     for _ in range(2):
         assert serve(server.url, *flags) == 0
@@ -204,6 +180,10 @@ def test_no_run_asks_what_another_has_asked(server: SSEServer, capsys: pytest.Ca
     server.bodies.clear()
     assert serve(server.url, *flags, "--seed", seeds[0]) == 0
     assert {tuple(body["prompt"]) for body in server.bodies} < prompts  # a seed gives the same again
+    path = tmp_path / "chat.toml"
+    path.write_text('requests = 6\ninput = 8\noutput = 2\narrivals = { kind = "poisson", rate = 100.0 }\n')
+    assert main(["bench", "serve", "--base-url", server.url, "--workload", str(path), "--num-warmups", "0"]) == 0
+    assert [len(body["prompt"]) for body in server.bodies[3:]] == [8] * 6
 
 
 def test_repeats_are_one_result_and_equal_ones_have_no_star(
@@ -320,14 +300,18 @@ def test_mistakes(arguments: list[str], reason: str, capsys: pytest.CaptureFixtu
     assert reason in capsys.readouterr().err
 
 
-LIGHT = """
-import sys
+LIGHT = f"""
+import contextlib, sys
 from headway.cli.main import main
-assert main(["bench", "serve", "--base-url", sys.argv[1], "--num-prompts", "1"]) == 0
-print(*sorted({"torch", "triton", "numpy", "httpx"} & set(sys.modules)), file=sys.stderr)
+assert main(["bench", "serve", "--base-url", sys.argv[1], "--num-prompts", "1", *sys.argv[2:]]) == 0
+print(*sorted({{"torch", "triton", "numpy", "httpx"}} & set(sys.modules)), file=sys.stderr)
+for arguments in (["bench"], ["bench", "latency", "--help"], ["bench", "throughput", "--help"]):
+    with contextlib.suppress(SystemExit):
+        main(arguments)
+print(*sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)
 """
 
 
-def test_a_load_needs_no_torch(server: SSEServer) -> None:
+def test_a_load_and_help_need_no_torch(server: SSEServer) -> None:
     done = subprocess.run([sys.executable, "-c", LIGHT, server.url, *SMALL], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr.strip()) == (0, "")
