@@ -15,6 +15,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adding_an_option.md"
 
 USE_OPTION = """
+import pytest
+
 from headway.core.request_options import RequestOptions
 from headway.engine.llm_engine import LLMEngine
 from headway.errors import InvalidRequestError
@@ -42,12 +44,8 @@ engine.step = noted
 llm.generate([[5, 6], [7, 8], [9]], PARAMS, deadline_s=[None, 100.0, 50.0])
 assert ended == ["2", "1", "0"], ended
 for wrong in ({"deadline_s": -1}, {"dedline_s": 1}):
-    try:
+    with pytest.raises(InvalidRequestError, match="deadline_s"):
         llm.generate([5, 6], PARAMS, **wrong)
-    except InvalidRequestError as error:
-        assert "deadline_s" in str(error)
-    else:
-        raise AssertionError(wrong)
 llm.shutdown()
 
 # the engine's loop, over the wire
@@ -77,12 +75,8 @@ USE_SAMPLING = """
 import torch
 
 from headway.cli.flags import sampling_flags
-from headway.errors import InvalidRequestError
-from headway.rpc.messages import AddRequest, decode_to_engine, encode
-from headway.sampling_params import SamplingParams
 from tests.unit.runner.sampling_bench import ALL_KERNELS, sample_once
 from tests.unit.runner.sampling_reference import Request
-from tests.unit.server.fake_engine import FakeServer
 
 # HTTP and the wire
 server = FakeServer()
@@ -99,12 +93,9 @@ requests = [Request({**fields, "banned_token_ids": [3, 5]}), Request(fields)]
 logits = torch.tensor([[0.0, 1, 2, 9, 3, 8, 4, 5]] * 2)
 for kernels in ALL_KERNELS:
     assert sample_once(kernels, logits, requests).token_ids == [7, 3], kernels
-try:
+with pytest.raises(InvalidRequestError) as caught:  # it would be ignored
     SamplingParams(use_beam_search=True, n=2, banned_token_ids=[3])
-except InvalidRequestError as error:
-    assert error.param == "banned_token_ids"
-else:
-    raise AssertionError("it would be ignored")
+assert caught.value.param == "banned_token_ids"
 """
 
 

@@ -62,6 +62,9 @@ def test_what_was_set_is_kept_on_any_device() -> None:
         assert settled.scheduler.as_options() == dataclasses.asdict(config.scheduler)
         assert (settled.device.async_scheduling, settled.cache.block_size) == (True, 2)
     assert not EngineConfig.from_options(async_scheduling=False).resolve("cuda").device.async_scheduling
+    graphs = {"all": {}, "lazy": {"cuda_graph_capture": "lazy"}, "off": {"enforce_eager": True}}
+    for kind, options in graphs.items():
+        assert EngineConfig.from_options(**options).resolve("cuda").device.graphs == kind
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -77,24 +80,10 @@ def test_a_limit_that_was_left_open_gives_way_to_one_that_was_set() -> None:
     assert SchedulerConfig(max_num_seqs=700).resolve("cpu").max_num_batched_tokens == 700
     assert SchedulerConfig(max_num_batched_tokens=32).resolve("cpu").max_num_seqs == 32
     assert SchedulerConfig(max_num_batched_tokens=32).resolve("cpu").max_chunk_tokens == 32
-
-
-def test_an_open_chunk_limit_grows_with_the_steps() -> None:
-    small = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4).resolve("cpu")
-    assert (
-        SchedulerConfig(**{**small.as_options(), "max_num_batched_tokens": 128}).resolve("cpu").max_chunk_tokens == 128
-    )
-    fixed = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4, max_chunk_tokens=8).resolve("cpu")
-    assert SchedulerConfig(**{**fixed.as_options(), "max_num_batched_tokens": 128}).resolve("cpu").max_chunk_tokens == 8
-
-
-@pytest.mark.parametrize(
-    ("options", "graphs"),
-    [({}, "all"), ({"cuda_graph_capture": "lazy"}, "lazy"), ({"enforce_eager": True}, "off")],
-    ids=str,
-)
-def test_which_graphs_are_made(options: dict[str, Any], graphs: str) -> None:
-    assert EngineConfig.from_options(**options).resolve("cuda").device.graphs == graphs
+    for limit, grown in ((None, 128), (8, 8)):
+        small = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4, max_chunk_tokens=limit).resolve("cpu")
+        again = SchedulerConfig(**{**small.as_options(), "max_num_batched_tokens": 128}).resolve("cpu")
+        assert again.max_chunk_tokens == grown, "one that was left open grows with the steps"
 
 
 @pytest.mark.parametrize(
@@ -166,12 +155,9 @@ def test_bad_values_are_refused_with_the_reason(options: dict[str, Any], message
 )
 def test_parse_bytes(text: str, expected: int) -> None:
     assert parse_bytes(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "1 2", "2 gigs", "1e9", "nan"])
-def test_parse_bytes_refuses(text: str) -> None:
-    with pytest.raises(ConfigError, match="is not a number of bytes"):
-        parse_bytes(text)
+    for bad in ("", "GiB", "-1", "1 2", "2 gigs", "1e9", "nan"):
+        with pytest.raises(ConfigError, match="is not a number of bytes"):
+            parse_bytes(bad)
 
 
 @given(st.text())

@@ -105,36 +105,30 @@ def test_the_layers_are_those_of_the_import_contract() -> None:
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
-@pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
-def test_links_lead_somewhere(path: Path) -> None:
-    for target in LINK.findall(path.read_text(encoding="utf-8")):
-        if target.startswith(("http://", "https://")):
-            continue
-        name, _, anchor = target.partition("#")
-        page = path.parent / name if name else path
-        assert page.exists(), target
-        if anchor:
-            assert anchor in _anchors(page), target
-
-
 def _anchors(page: Path) -> set[str]:
     """As GitHub makes them of headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-CODE_PATH = re.compile(r"`((?:src/headway|tests|benchmarks|docs)?/?[a-z_]+(?:/[a-z_0-9]+)*\.py)`")
-
-
 @pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
-def test_files_that_are_named_exist(path: Path) -> None:
+def test_links_and_files_that_are_named_exist(path: Path) -> None:
     """A name without a folder may be any file's of the benchmarks or tests."""
-    if path.name == "CHANGELOG.md":
-        return
-    for name in CODE_PATH.findall(path.read_text(encoding="utf-8")):
+    text = path.read_text(encoding="utf-8")
+    for target in LINK.findall(text):
+        if target.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = target.partition("#")
+        page = path.parent / name if name else path
+        assert page.exists(), target
+        assert not anchor or anchor in _anchors(page), target
+    for name in CODE_PATH.findall(text) if path.name != "CHANGELOG.md" else ():
         found = [ROOT / name, ROOT / "src" / "headway" / name, ROOT / "benchmarks" / name]
         is_there = any(one.exists() for one in found) or ("/" not in name and any((ROOT / "tests").rglob(name)))
         assert is_there or name.endswith("/spf.py"), name
+
+
+CODE_PATH = re.compile(r"`((?:src/headway|tests|benchmarks|docs)?/?[a-z_]+(?:/[a-z_0-9]+)*\.py)`")
 
 
 def _value(number: str) -> float:

@@ -65,6 +65,9 @@ def test_what_is_sent() -> None:
         }
     ]
     assert all("authorization: Bearer secret" in head for head in server.headers)
+    for url in ("127.0.0.1:8000", "ftp://x", "http://:80", "http://x:port"):
+        with pytest.raises(ConfigError, match="must be one such as"):
+            ServerTarget(ServerOptions(url))
 
 
 def test_nothing_is_said_to_a_server_that_would_refuse_it() -> None:
@@ -212,9 +215,6 @@ def test_a_warm_up_is_not_counted_and_says_something_else() -> None:
     assert len(server.bodies) == 4 and len(outcome.timelines) == 1
     assert all(len(body["prompt"]) == 5 for body in server.bodies)
     assert [body["prompt"] for body in server.bodies].count([7, 8, 9, 10, 11]) == 1
-
-
-def test_a_warm_up_that_fails_is_the_end() -> None:
     with (
         SSEServer(lambda body: Answer([(0, b'{"error": "no such model"}')], status=404)) as server,
         pytest.raises(ConfigError, match="refuses the warm-up: HTTP 404: no such model"),
@@ -227,18 +227,9 @@ def test_what_the_server_tells_meanwhile() -> None:
         samples = load(server, [request()], sample_every_s=0.05).samples
     assert 3 <= len(samples) <= 8
     assert {(s.num_running, s.num_waiting, s.kv_used) for s in samples} == {(3, 2, 0.25)}
-
-
-def test_a_server_that_tells_nothing_is_asked_once() -> None:
-    with SSEServer(lambda body: steady(body, first_s=0.2)) as server:
+    with SSEServer(lambda body: steady(body, first_s=0.1)) as server:
         assert load(server, [request()], sample_every_s=0.02).samples == []
-    assert sum("/metrics" in head for head in server.headers) == 1
-
-
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://:80", "http://x:port"])
-def test_what_is_no_address(url: str) -> None:
-    with pytest.raises(ConfigError, match="must be one such as"):
-        ServerTarget(ServerOptions(url))
+    assert sum("/metrics" in head for head in server.headers) == 1, "one that tells nothing is asked once"
 
 
 def test_it_keeps_up_with_many_events() -> None:

@@ -18,6 +18,7 @@ from headway.cli.main import main
 from headway.errors import ConfigError
 from headway.lab.bench import load_flags, server_target
 from headway.lab.bench.server_target import ServerOptions
+from tests.unit.cli.test_main import HEAVY
 from tests.unit.lab.bench.sse_server import DONE, METRICS, Answer, SSEServer, event, steady, text_event
 from tests.unit.lab.bench.test_offline_bench import SHAPE
 from tests.unit.server.fake_engine import FakeServer
@@ -91,22 +92,6 @@ def test_our_own_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Total generated tokens:                  6\n" in printed
 
 
-def test_a_workload_with_conversations(server: SSEServer, tmp_path: Path) -> None:
-    path = tmp_path / "chat.toml"
-    path.write_text(
-        'requests = 6\ninput = 8\noutput = 2\narrivals = { kind = "poisson", rate = 100.0 }\n'
-        '[content]\nkind = "conversations"\nturns = 3\nthink_s = 0.01\n'
-    )
-    assert main(["bench", "serve", "--base-url", server.url, "--workload", str(path), "--num-warmups", "0"]) == 0
-    prompts = sorted((body["prompt"] for body in server.bodies), key=len)
-    assert len(prompts) == 6
-    assert len(prompts[-1]) > len(prompts[0])
-
-
-def port_of(server: SSEServer) -> str:
-    return server.url.rsplit(":", 1)[1]
-
-
 @pytest.fixture
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading a model fails the test."""
@@ -118,42 +103,28 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_engine")
-@pytest.mark.parametrize("named", [["--host", "127.0.0.1"], ["--extra-body", '{"top_k": 3}']])
-def test_whatever_names_a_server_chooses_it(server: SSEServer, named: list[str]) -> None:
-    flags = ["--port", port_of(server), *named, *SMALL, "--num-prompts", "2"]
-    assert main(["bench", "sweep", *flags, "--rates", "50"]) == 0
-    one_rate = ["--slo", "p99_itl_ms=60000", "--start-rate", "50", "--max-rate", "50"]
-    assert main(["bench", "capacity", *flags, *one_rate]) == 0
-    assert len(server.bodies) == 2 * (1 + 2)  # a warm-up and the requests of one rate each
-    assert all(("top_k" in body) == ("--extra-body" in named) for body in server.bodies)
-
-
-@pytest.mark.usefixtures("no_engine")
 @pytest.mark.parametrize("command", ["sweep", "capacity"])
 @pytest.mark.parametrize(
-    "named", [["--port", "1"], ["--host", "127.0.0.1", "--port", "1"], ["--api-key", "x", "--port", "1"]]
+    ("named", "asked"),
+    [
+        (["--port", "1"], "http://127.0.0.1:1"),
+        (["--host", "localhost", "--api-key", "x", "--port", "1"], "http://localhost:1"),
+        (["--api-key", "k"], "http://127.0.0.1:8000"),
+        (["--backend", "openai-chat"], "http://127.0.0.1:8000"),
+        (["--endpoint", "/x"], "http://127.0.0.1:8000"),
+    ],
 )
 def test_a_server_that_is_not_there_is_said_at_once(
-    command: str, named: list[str], capsys: pytest.CaptureFixture[str]
+    command: str, named: list[str], asked: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def nobody(options: ServerOptions, judging: object) -> NoReturn:
+        raise ConfigError(f"asked {options.base_url}.")
+
+    if asked.endswith(":8000"):  # where another server may be
+        monkeypatch.setattr(load_flags, "ServerTarget", nobody)
     assert main(["bench", command, *named]) == 1
-    assert "No server answers at http://127.0.0.1:1 " in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("no_engine")
-@pytest.mark.parametrize("flag", [["--api-key", "k"], ["--backend", "openai-chat"], ["--endpoint", "/x"]])
-def test_how_a_server_is_talked_to_chooses_the_one_of_this_machine(
-    flag: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-
-    def connect(options: ServerOptions, judging: object) -> NoReturn:
-        asked.append(options.base_url)
-        raise ConfigError("far enough")
-
-    monkeypatch.setattr(load_flags, "ServerTarget", connect)
-    assert main(["bench", "capacity", *flag]) == 1
-    assert asked == ["http://127.0.0.1:8000"]
+    told = capsys.readouterr().err
+    assert f"No server answers at {asked} " in told or f"asked {asked}." in told
 
 
 def test_a_server_that_says_nothing_is_given_up(
@@ -163,11 +134,6 @@ def test_a_server_that_says_nothing_is_given_up(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert main(["bench", "serve", "--port", str(silent.getsockname()[1])]) == 1
     assert "does not answer within 0.05 s" in capsys.readouterr().err
-
-
-def test_a_key_in_the_environment_names_no_server(shape: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "k")
-    assert main(["bench", "sweep", *SMALL, *shape, "--rates", "inf", "--num-prompts", "2"]) == 0
 
 
 def cached(body: dict[str, Any]) -> Answer:
@@ -200,7 +166,9 @@ def test_prompts_from_the_cache_are_counted_and_warned_of(tmp_path: Path, capsys
     assert (result["total_cached_tokens"], result["cached_token_share"]) == (300, 0.75)
 
 
-def test_no_run_asks_what_another_has_asked(server: SSEServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_run_asks_what_another_has_asked(
+    server: SSEServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = ["--num-prompts", "3", "--num-warmups", "0"]
     for _ in range(2):
         assert serve(server.url, *flags) == 0
@@ -212,6 +180,10 @@ def test_no_run_asks_what_another_has_asked(server: SSEServer, capsys: pytest.Ca
     server.bodies.clear()
     assert serve(server.url, *flags, "--seed", seeds[0]) == 0
     assert {tuple(body["prompt"]) for body in server.bodies} < prompts  # a seed gives the same again
+    path = tmp_path / "chat.toml"
+    path.write_text('requests = 6\ninput = 8\noutput = 2\narrivals = { kind = "poisson", rate = 100.0 }\n')
+    assert main(["bench", "serve", "--base-url", server.url, "--workload", str(path), "--num-warmups", "0"]) == 0
+    assert [len(body["prompt"]) for body in server.bodies[3:]] == [8] * 6
 
 
 def test_repeats_are_one_result_and_equal_ones_have_no_star(
@@ -264,9 +236,11 @@ def test_a_sweep_over_rates_of_a_server(server: SSEServer, tmp_path: Path, capsy
 
 
 def test_a_sweep_and_a_capacity_of_an_engine(
-    tmp_path: Path, shape: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, shape: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over a knob; over rates that are found; up to the rate that keeps a promise."""
+    """Over a knob; over rates that are found; up to the rate that keeps a promise. A key in the environment names no
+    server."""
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
     out = tmp_path / "s.json"
     flags = ["--knob", "max_num_seqs=1,4", "--rates", "inf", "--num-prompts", "4", "--output-json", str(out)]
     assert main(["bench", "sweep", *SMALL, *shape, *flags]) == 0
@@ -292,11 +266,8 @@ def test_a_search_for_the_capacity_starts_at_what_is_served_and_ends_in_time(
     printed = capsys.readouterr().out
     assert "all at once: " in printed and "Time or probes ran out" in printed
     assert len(json.loads(out.read_text())["probes"]) == 1
-
-
-def test_no_capacity_is_a_failure(server: SSEServer, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--slo", "p99_ttft_ms=0.000001", "--num-prompts", "2", "--start-rate", "100", "--max-probes", "3"]
-    assert main(["bench", "capacity", "--base-url", server.url, *SMALL, *flags]) == 1
+    never = ["--slo", "p99_ttft_ms=0.000001", "--num-prompts", "2", "--start-rate", "100", "--max-probes", "3"]
+    assert main(["bench", "capacity", "--base-url", server.url, *SMALL, *never]) == 1, "no capacity is a failure"
     assert "No rate down to 25 requests/s" in capsys.readouterr().out
 
 
@@ -329,14 +300,18 @@ def test_mistakes(arguments: list[str], reason: str, capsys: pytest.CaptureFixtu
     assert reason in capsys.readouterr().err
 
 
-LIGHT = """
-import sys
+LIGHT = f"""
+import contextlib, sys
 from headway.cli.main import main
-assert main(["bench", "serve", "--base-url", sys.argv[1], "--num-prompts", "1"]) == 0
-print(*sorted({"torch", "triton", "numpy", "httpx"} & set(sys.modules)), file=sys.stderr)
+assert main(["bench", "serve", "--base-url", sys.argv[1], "--num-prompts", "1", *sys.argv[2:]]) == 0
+print(*sorted({{"torch", "triton", "numpy", "httpx"}} & set(sys.modules)), file=sys.stderr)
+for arguments in (["bench"], ["bench", "latency", "--help"], ["bench", "throughput", "--help"]):
+    with contextlib.suppress(SystemExit):
+        main(arguments)
+print(*sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)
 """
 
 
-def test_a_load_needs_no_torch(server: SSEServer) -> None:
+def test_a_load_and_help_need_no_torch(server: SSEServer) -> None:
     done = subprocess.run([sys.executable, "-c", LIGHT, server.url, *SMALL], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr.strip()) == (0, "")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from headway.cli import generate, loading
 from headway.cli.main import main
 from headway.config import EngineConfig
 from headway.errors import ModelNotFoundError
-from tests.unit.cli.test_main import HEAVY, run
+from tests.unit.cli.test_main import run
 
 SHAPE = {
     "architectures": ["LlamaForCausalLM"],
@@ -145,19 +143,6 @@ def test_bad_values_are_one_line_and_exit_code_1(
     assert run("bench", *arguments) == 1
     error = capsys.readouterr().err
     assert message in error and error.startswith("headway: error: ") and error.count("\n") == 1
-
-
-def test_help_loads_nothing_heavy() -> None:
-    code = (
-        "import sys\n"
-        "from headway.cli.main import main\n"
-        "for arguments in (['bench'], ['bench', 'latency', '--help'], ['bench', 'throughput', '--help']):\n"
-        "    try: main(arguments)\n"
-        "    except SystemExit: pass\n"
-        f"print(sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.strip() == "[]"
 
 
 def test_generate_writes_a_profile(

@@ -55,13 +55,6 @@ def test_a_line_chart_says_what_it_shows() -> None:
     assert "prefers-color-scheme:dark" in svg
 
 
-def test_log_axes_put_equal_factors_at_equal_distances() -> None:
-    svg = line_chart("t", x="x", y="y", series=[Series("a", [1, 10, 100], [1, 10, 100])], log_x=True, log_y=True)
-    x1, y1, x2, y2, x3, y3 = numbers(paths(svg)[0])
-    assert x2 - x1 == pytest.approx(x3 - x2, abs=0.2)
-    assert y1 - y2 == pytest.approx(y2 - y3, abs=0.2)
-
-
 def test_one_series_has_no_legend_and_many_have_rows_of_it() -> None:
     assert "alone" not in texts(line_chart("t", x="x", y="y", series=[Series("alone", [1], [1])]))
     many = [Series(f"series number {number}", [0, 1], [number, 1]) for number in range(9)]

@@ -216,15 +216,6 @@ def test_what_was_found(found: tuple[Space, Tuned]) -> None:
         assert any(other_rate >= rate and other_tail <= tail for other_rate, other_tail in front)
 
 
-def test_what_is_measured_has_the_last_word(found: tuple[Space, Tuned]) -> None:
-    _, tuned = found
-    default, *better = candidates(tuned, 2)
-    assert default is tuned.default and len(better) == 2
-    assert recommended([verified(default, 1.0), verified(better[0], 0.9), verified(better[1], 1.2)]) is better[1]
-    assert recommended([verified(default, 1.0), verified(better[0], 0.9), verified(better[1], 0.8)]) is default
-    assert recommended([verified(default, 1.0)]) is default
-
-
 def test_options_that_change_nothing_are_not_measured_again(found: tuple[Space, Tuned]) -> None:
     _, tuned = found
     twin = Trial({**tuned.chosen.options, "max_num_batched_tokens": 1}, tuned.chosen.metrics, tuned.chosen.score, 120)
@@ -236,17 +227,18 @@ def test_options_that_change_nothing_are_not_measured_again(found: tuple[Space, 
     assert {id(trial) for trial in both.trials} > {id(trial) for trial in both.distinct}, "all are in the JSON"
 
 
-def test_the_recommendation_says_what_was_measured(found: tuple[Space, Tuned]) -> None:
+def test_reports(found: tuple[Space, Tuned]) -> None:
+    """What is measured has the last word."""
     one, tuned = found
-    predicted = recommendation(one, tuned, tuned.best)
-    assert "predicted goodput" in predicted and "measured" not in predicted
+    default, *better = candidates(tuned, 2)
+    assert default is tuned.default and len(better) == 2
+    for goodputs, best in (((1.0, 0.9, 1.2), better[1]), ((1.0, 0.9, 0.8), default), ((1.0,), default)):
+        measured = [verified(trial, goodput) for trial, goodput in zip([default, *better], goodputs)]
+        assert recommended(measured) is best
     both = [verified(tuned.default, 1.0), verified(tuned.best, 2.0)]
     assert "measured goodput 2/s against 1/s by default (2.00 times)" in recommendation(one, tuned, tuned.best, both)
-
-
-def test_reports(found: tuple[Space, Tuned]) -> None:
-    one, tuned = found
-    both = [verified(tuned.default, 1.0), verified(tuned.best, 2.0)]
+    predicted = recommendation(one, tuned, tuned.best)
+    assert "predicted goodput" in predicted and "measured" not in predicted
     titles, rows = trial_table(one, tuned)
     assert all(len(row) == len(titles) for row in rows)
     assert "default" in {row[0] for row in rows}
