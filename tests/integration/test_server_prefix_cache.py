@@ -111,6 +111,13 @@ def test_metrics_agree_with_what_clients_are_told(server: ServerProcess) -> None
     assert after["kv_blocks_cached"] + after["kv_blocks_free"] == NUM_BLOCKS
 
 
+@pytest.mark.parametrize("fields", [{"best_of": 2}, {"use_beam_search": True}, {"logprobs": 1}], ids=str)
+def test_what_needs_a_model_is_refused_without_one(server: ServerProcess, fields: dict[str, Any]) -> None:
+    headers = {"authorization": "Bearer alice"}
+    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": PROMPT, **fields}, headers=headers, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, *fields)
+
+
 def test_a_prompt_that_is_to_be_kept_survives_a_flood(server: ServerProcess) -> None:
     keep, leave = "These words are to be kept for long. " * 3, "These other words may be forgotten soon. " * 3
     complete(server, keep, cache_ttl_s=600)
