@@ -10,10 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli import loading
-from headway.cli.demo import DEFAULTS, REQUESTS
 from headway.cli.main import main
-from headway.rpc.engine_without_model import TEXT, create_engine
 
 
 def headway(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -39,20 +36,6 @@ def test_chat_remembers_what_was_said() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "Anna" in done.stdout.splitlines()[-1]
-
-
-def test_demo_without_a_terminal_prints_plain_lines(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The engine has all but a model, and answers the same to all."""
-    monkeypatch.setattr(loading, "load_engine", lambda config, console: create_engine(dict(DEFAULTS)))
-    assert main(["demo"]) == 0
-    out = capsys.readouterr().out
-    assert "\x1b" not in out and TEXT[:20] in out
-    for request in REQUESTS:
-        assert f"{request.name} leaves after" in out
-    for name in ("output tokens/s", "mean batch size", "mean KV waste", "TTFT p50"):
-        assert name in out
 
 
 def assert_is_one_clean_line(text: str) -> None:

@@ -73,15 +73,3 @@ def test_cached_tokens_are_told(tiny: TinyLLM) -> None:
     assert num_cached(prompt, cache_salt="tenant") == 16
     (turn,) = llm.generate(prompt[1:], greedy(9), use_tqdm=False)
     assert num_cached([*prompt[1:], *turn.outputs[0].token_ids, 7]) == 17 + 8, "the last token was never computed"
-
-
-def test_several_answers_share_their_prompt(tiny: TinyLLM, alone: Alone) -> None:
-    llm = tiny.on_cpu(block_size=4, max_num_seqs=8)
-    prompt = tuple(range(70))
-    llm.engine.add_request("r", list(prompt), greedy(8, n=8))
-    most = 0
-    while llm.engine.has_unfinished_requests():
-        outputs = llm.engine.step().outputs
-        most = max(most, llm.engine.core.scheduler.kv_cache.num_used_blocks)
-    assert [answer.token_ids for answer in outputs[-1].outputs] == [alone.answer(prompt)[:8]] * 8
-    assert most <= 17 + 8 * 3, "the prompt's full blocks once, and what differs for each"

@@ -31,7 +31,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 PARAMS: dict[str, SamplingParams] = {
-    "greedy": SamplingParams(max_tokens=24, temperature=0.0),
+    "greedy": SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True),
     "seeded": SamplingParams(max_tokens=24, temperature=0.9, seed=7),
     "filters": SamplingParams(max_tokens=20, temperature=1.1, top_p=0.9, top_k=40, min_p=0.02, seed=3),
     "penalties": SamplingParams(

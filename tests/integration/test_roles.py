@@ -173,8 +173,9 @@ ASKED_OF_SERVERS = {name: ASKED[f"{name} 2"] for name in ("greedy", "seeded", "s
 
 def ask(server: ServerProcess, name: str) -> list[tuple[Any, ...]]:
     prompt, params = ASKED_OF_SERVERS[name]
-    fields = ("temperature", "seed", "n", "max_tokens", "stop", "include_stop_str_in_output", "presence_penalty")
-    own = {each: getattr(params, each) for each in (*fields, "frequency_penalty", "repetition_penalty")}
+    fields = ("temperature", "seed", "n", "max_tokens", "stop", "include_stop_str_in_output", "ignore_eos")
+    penalties = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+    own = {each: getattr(params, each) for each in (*fields, *penalties)}
     body = {"prompt": prompt["prompt_token_ids"], "return_token_ids": True, **own}
     answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text

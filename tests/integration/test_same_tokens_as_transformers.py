@@ -65,14 +65,6 @@ def test_embedded_model_in_chunks(embedded: str, batched: Run) -> None:
     assert found.logprobs == [logprobs[:NUM_COMPARED_TOKENS] for logprobs in batched.logprobs[3::6]]
 
 
-def test_embedded_model_with_a_cache_that_is_too_small(embedded: str, batched: Run) -> None:
-    """Without logarithms of probabilities, which take another way through the sampler."""
-    llm = LLM(embedded, dtype="float32", device="cpu", block_size=4, num_kv_blocks=72, max_num_seqs=24)
-    result = run(llm, PROMPTS, NUM_EMBEDDED_TOKENS)
-    assert result.tokens == batched.tokens
-    assert result.num_preemptions >= 10
-
-
 def test_embedded_model_beam_search(reference: Any) -> None:
     llm = LLM(dtype="float32", device="cpu")
     prompts = [llm.chat_prompt([{"role": "user", "content": "Say hello in one short sentence."}])]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +24,9 @@ PROMPT = "The metro of Porto has six lines, and all of them meet at one station 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     """With two keys, and nothing said about salts."""
-    with running_server(*FACTORY, *KEYS, "--num-kv-blocks", str(NUM_BLOCKS), "--max-model-len", "512") as running:
+    with running_server(
+        *FACTORY, *KEYS, "--kv-events", "--num-kv-blocks", str(NUM_BLOCKS), "--max-model-len", "512"
+    ) as running:
         yield running
 
 
@@ -53,6 +58,33 @@ def test_equal_requests_of_one_key_share_and_of_two_do_not(server: ServerProcess
     assert cached(complete(server, PROMPT, cache_salt="mine")) == cached(second)
 
 
+def documented_digests(tokens: list[int], *, key: str, salt: str, block_size: int) -> set[str]:
+    """As docs/many_machines.md says it, and with nothing of Headway."""
+    whole_salt = f"{hashlib.sha256(key.encode()).hexdigest()}:{salt}"
+    digest = hashlib.blake2b(whole_salt.encode(), digest_size=32, person=b"headway-root").digest()
+    digests = set()
+    for start in range(0, len(tokens) - block_size + 1, block_size):
+        packed = struct.pack(f"<{block_size}i", *tokens[start : start + block_size])
+        digest = hashlib.blake2b(digest + packed, digest_size=32).digest()
+        digests.add(digest.hex())
+    return digests
+
+
+def test_a_router_outside_knows_what_is_cached(server: ServerProcess) -> None:
+    prompt, headers = [place * 7 + 10 for place in range(80)], {"authorization": "Bearer alice"}
+    with httpx.stream("GET", f"{server.url}/v1/kv_events", headers=headers, timeout=60) as answer:
+        lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: "))
+        block_size = json.loads(next(lines))["block_size"]
+        assert block_size == BLOCK_SIZE
+        first = json.loads(next(lines))
+        assert first["is_whole"]
+        complete(server, prompt, cache_salt="mine")
+        wanted = documented_digests(prompt, key="alice", salt="mine", block_size=block_size)
+        assert len(wanted) == 5 and not wanted & set(first["stored"])
+        while wanted:
+            wanted -= set(json.loads(next(lines))["stored"])
+
+
 def test_completions_and_prompts_of_one_request(server: ServerProcess) -> None:
     prompt = "Several answers to one question. " * 3
     several = {"n": 3, "temperature": 1.0, "seed": 1}
@@ -77,6 +109,13 @@ def test_metrics_agree_with_what_clients_are_told(server: ServerProcess) -> None
     assert 0 < after["prefix_cache_hit_rate"] < 1
     assert after["kv_blocks_live"] == 0 < after["kv_blocks_cached"]
     assert after["kv_blocks_cached"] + after["kv_blocks_free"] == NUM_BLOCKS
+
+
+@pytest.mark.parametrize("fields", [{"best_of": 2}, {"use_beam_search": True}, {"logprobs": 1}], ids=str)
+def test_what_needs_a_model_is_refused_without_one(server: ServerProcess, fields: dict[str, Any]) -> None:
+    headers = {"authorization": "Bearer alice"}
+    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": PROMPT, **fields}, headers=headers, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, *fields)
 
 
 def test_a_prompt_that_is_to_be_kept_survives_a_flood(server: ServerProcess) -> None:

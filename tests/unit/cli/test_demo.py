@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from headway.cli import demo
 from headway.cli.batch_watch import BatchWatch, Cell, State, WatchedRequest
 from headway.cli.demo import REQUESTS
 from headway.cli.live_view import BatchPicture, LiveView, PlainView, summary_table
+from headway.cli.main import main
 from headway.config import EngineConfig
 from tests.unit.cli.fake_engine import FakeEngine
 
@@ -157,6 +159,17 @@ def test_plain_view_tells_who_enters_computes_and_leaves() -> None:
         assert f"{request.name} leaves after" in text
     assert len(re.findall(rf"{LONG} computes", text)) >= 8
     assert len(text.splitlines()) < watch.num_steps
+
+
+def test_the_command_without_a_terminal_prints_plain_lines(
+    fake_engine: Callable[..., list[FakeEngine]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_engine(lambda prompt: "answered. " * 4, max_model_len=8192)
+    assert main(["demo", "--num-kv-blocks", "2000"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "answered. answered." in out
+    for name in ("story leaves after", "output tokens/s", "mean batch size", "mean KV waste", "TTFT p50"):
+        assert name in out
 
 
 def test_live_view_draws_on_a_terminal() -> None:
