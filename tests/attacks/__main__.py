@@ -50,11 +50,9 @@ class Row:
     broken: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        felt = self.felt
-        health = "/".join(f"{1e3 * value:.0f}" for value in _of_health(felt))
         return (
             f"{'BROKEN' if self.broken else 'ok':<7}{self.name:<44.44} {self.took_s:6.1f} s  {self.statuses:<28.28} "
-            f"{self.slowest:<34.34} {health:>14} {1e3 * percentile(felt.ordinary_s, 0.99):8.0f} "
+            f"{self.slowest:<34.34} {_health(self.felt):>14} {1e3 * percentile(self.felt.ordinary_s, 0.99):8.0f} "
             f"{self.peak_bytes / 2**20:+7.0f}"
         )
 
@@ -65,8 +63,8 @@ HEADLINE = (
 )
 
 
-def _of_health(felt: Phase) -> tuple[float, float, float]:
-    return percentile(felt.health_s, 0.5), percentile(felt.health_s, 0.99), percentile(felt.health_s, 1.0)
+def _health(felt: Phase) -> str:
+    return "/".join(f"{1e3 * percentile(felt.health_s, share):.0f}" for share in (0.5, 0.99, 1.0))
 
 
 def tree(pid: int) -> list[int]:
@@ -119,7 +117,7 @@ def run_case(
         peak,
         list(target.wrong),
     )
-    _, p99_s, longest_s = _of_health(row.felt)
+    p99_s, longest_s = percentile(row.felt.health_s, 0.99), percentile(row.felt.health_s, 1.0)
     ordinary_s, usual_s = (percentile(phase.ordinary_s, 0.99) for phase in (row.felt, undisturbed))
     for bad, why in (
         (row.felt.failures, f"others failed: {row.felt.failures[:3]}"),
@@ -180,11 +178,8 @@ def attack_all(options: argparse.Namespace) -> int:
 
 
 def _summary(felt: Phase) -> str:
-    health = "/".join(f"{1e3 * value:.0f}" for value in _of_health(felt))
-    return (
-        f"{len(felt.ordinary_s)} ordinary requests, P50 {1e3 * percentile(felt.ordinary_s, 0.5):.0f} ms, P99 "
-        f"{1e3 * percentile(felt.ordinary_s, 0.99):.0f} ms; /health {health} ms"
-    )
+    p50, p99 = (1e3 * percentile(felt.ordinary_s, share) for share in (0.5, 0.99))
+    return f"{len(felt.ordinary_s)} ordinary requests, P50 {p50:.0f} ms, P99 {p99:.0f} ms; /health {_health(felt)} ms"
 
 
 def terminate_all(options: argparse.Namespace) -> int:

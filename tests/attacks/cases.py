@@ -18,8 +18,8 @@ from typing import Any
 
 import httpx
 
-from tests.attacks.structured_inputs import Inputs, hostile_grammars, hostile_regexes, hostile_schemas, hostile_tools
-from tests.attacks.template_inputs import hostile_template_kwargs
+from tests.attacks import hostile_inputs
+from tests.attacks.hostile_inputs import Inputs
 from tests.integration.test_server_attacks import HEALTH
 
 COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
@@ -196,14 +196,16 @@ def each_in_chat(field: str, inputs: Inputs) -> Attack:
     return requests(CHAT, [(name, chat(**{field: value})) for name, value in inputs])
 
 
-PATTERNS = [(name, {"type": "string", "pattern": value}) for name, value in hostile_regexes()]
+PATTERNS = [(name, {"type": "string", "pattern": value}) for name, value in hostile_inputs.hostile_regexes()]
 LISTS = [
-    Case("hostile chat_template_kwargs", each_in_chat("chat_template_kwargs", hostile_template_kwargs())),
-    Case("hostile regexes", each("regex", hostile_regexes())),
+    Case(
+        "hostile chat_template_kwargs", each_in_chat("chat_template_kwargs", hostile_inputs.hostile_template_kwargs())
+    ),
+    Case("hostile regexes", each("regex", hostile_inputs.hostile_regexes())),
     Case("hostile regexes as patterns", each("json", PATTERNS)),
-    Case("hostile schemas", each("json", hostile_schemas())),
-    Case("hostile grammars", each("grammar", hostile_grammars())),
-    Case("hostile tools", each_in_chat("tools", hostile_tools())),
+    Case("hostile schemas", each("json", hostile_inputs.hostile_schemas())),
+    Case("hostile grammars", each("grammar", hostile_inputs.hostile_grammars())),
+    Case("hostile tools", each_in_chat("tools", hostile_inputs.hostile_tools())),
 ]
 
 

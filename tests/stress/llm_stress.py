@@ -15,7 +15,6 @@ import argparse
 import gc
 import os
 import random
-import resource
 import signal
 import sys
 import threading
@@ -32,6 +31,7 @@ from headway import LLM, SamplingParams
 from headway.engine.llm_engine import LLMEngine
 from headway.errors import RequestFailedError
 from headway.outputs import CompletionOutput
+from tests.integration.attack_observer import memory_bytes
 from tests.unit.engine.scripted_logprobs import VOCAB_SIZE, ScriptedExecutor, make_engine
 from tests.unit.rpc.small_engine import small_tokenizer
 
@@ -97,14 +97,20 @@ class Player:
         jobs = [self._job() for _ in range(self.rng.choice([1, 1, 2, 5]))]
         prompts, params = [prompt for prompt, _ in jobs], [params for _, params in jobs]
         outputs = self.llm.generate(prompts, params, use_tqdm=self.rng.random() < 0.1)
-        for (prompt, params), output in zip(jobs, outputs, strict=True):
-            self._check(prompt, params, output.outputs)
+        for job, output in zip(jobs, outputs, strict=True):
+            self._check(*job, output.outputs)
 
-    def read(self) -> None:
-        prompt, params = self._job(streams=True)
-        outputs = list(self.llm.stream(prompt, params))
-        assert outputs[-1].finished
-        self._check(prompt, params, outputs[-1].outputs)
+    def read(self, *, num_streams: int = 1, calls: float = 0.0) -> None:
+        """One stream after the other; this share of the outputs is followed by a call."""
+        jobs = [self._job(streams=True) for _ in range(num_streams)]
+        for job, stream in zip(jobs, [self.llm.stream(*job) for job in jobs], strict=True):
+            outputs = []
+            for output in stream:
+                outputs.append(output)
+                if self.rng.random() < calls:
+                    self.call()
+            assert outputs[-1].finished
+            self._check(*job, outputs[-1].outputs)
 
     def leave(self) -> None:
         stream = self.llm.stream(*self._job(streams=True))
@@ -120,21 +126,10 @@ class Player:
         del stream
 
     def nest(self) -> None:
-        prompt, params = self._job(streams=True)
-        seen = []
-        for output in self.llm.stream(prompt, params):
-            seen.append(output)
-            if self.rng.random() < 0.3:
-                self.call()
-        assert seen[-1].finished
-        self._check(prompt, params, seen[-1].outputs)
+        self.read(calls=0.3)
 
     def pair(self) -> None:
-        jobs = [self._job(streams=True) for _ in range(2)]
-        first, second = [self.llm.stream(*job) for job in jobs]
-        pairs = [list(each) for each in (first, second)]
-        for (prompt, params), outputs in zip(jobs, pairs, strict=True):
-            self._check(prompt, params, outputs[-1].outputs)
+        self.read(num_streams=2)
 
     def abort(self) -> None:
         name = f"{self._name}-{self.rng.random()}"
@@ -235,10 +230,8 @@ def play_phase(llm: LLM, seed: str, counts: Counts, *, seconds: float, expected:
     threads = [threading.Thread(target=keep_playing, args=(f"{seed}-{index}",)) for index in range(NUM_THREADS)]
     for thread in threads:
         thread.start()
-    player, interrupter = (
-        Player(llm, expected, counts, f"{seed}-main"),
-        Interrupter(counts, random.Random(seed), mean_s=mean_s),
-    )
+    player = Player(llm, expected, counts, f"{seed}-main")
+    interrupter = Interrupter(counts, random.Random(seed), mean_s=mean_s)
     with interrupter.installed():
         while time.monotonic() < until_s:
             interrupter.run(player.play)
@@ -282,12 +275,6 @@ def scripted_llm(rng: random.Random, mode: str) -> LLM:
     return llm_of(engine)
 
 
-def rss_bytes() -> int:
-    """Memory of this process now."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
-
-
 def run(*, seconds: float, seed: int = 0, model: str = "scripted", phase_s: float = PHASE_S) -> Counts:
     """Phase after phase, each in the next mode."""
     counts, rng, num_threads_before = Counts(), random.Random(seed), threading.active_count()
@@ -306,14 +293,14 @@ def run(*, seconds: float, seed: int = 0, model: str = "scripted", phase_s: floa
         del llm
         phase += 1
         gc.collect()
-        now_bytes = rss_bytes()
+        now_bytes = memory_bytes(os.getpid())
         if phase == 2 * len(MODES):
             first_bytes = now_bytes
         print(f"{mode:10} {now_bytes / 2**20:6.0f} MiB  {counts}", file=sys.stderr, flush=True)
         assert not first_bytes or now_bytes < first_bytes + MOST_GROWTH_BYTES, "memory grows"
     assert threading.active_count() <= num_threads_before + len(llms)
     counts.events["phases"] = phase
-    counts.events["first MiB"], counts.events["last MiB"] = first_bytes >> 20, rss_bytes() >> 20
+    counts.events["first MiB"], counts.events["last MiB"] = first_bytes >> 20, now_bytes >> 20
     return counts
 
 

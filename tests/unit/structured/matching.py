@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import random
 import time
 from collections.abc import Iterable, Iterator
 
@@ -45,6 +46,27 @@ def allowed_by(mask: bytes | np.ndarray, *, but: Iterable[int] = ()) -> np.ndarr
     bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
     bits[list(but)] = 0
     return np.flatnonzero(bits)
+
+
+def walk(
+    tokenizer: LLTokenizer, matcher: LLMatcher, chance: random.Random, ways_out: list[list[int]], *, most: int
+) -> tuple[list[int], bool]:
+    """A random answer under the masks, and whether it may end there. It often takes a way out if there is one."""
+    token_ids: list[int] = []
+    while len(token_ids) < most and not matcher.is_stopped():
+        if matcher.is_accepting() and chance.random() < 0.3:
+            break
+        open_ways = [one for one in ways_out if matcher.validate_tokens(one) == len(one)]
+        if open_ways and chance.random() < 0.7:
+            chosen = chance.choice(open_ways)
+        else:
+            allowed = allowed_by(matcher.compute_bitmask(), but=tokenizer.eos_tokens)
+            if not len(allowed):
+                break
+            chosen = [int(chance.choice(allowed))]
+        assert matcher.consume_tokens(chosen), matcher.get_error()
+        token_ids += chosen
+    return token_ids, matcher.is_accepting()
 
 
 @contextlib.contextmanager

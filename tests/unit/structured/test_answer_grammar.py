@@ -21,7 +21,7 @@ from headway.structured.answer_formats import REASONING_FORMATS, TOOL_FORMATS
 from headway.structured.answer_spec import AnswerSpec
 from headway.structured.tool_schemas import Tool, ToolCall
 from tests.unit.structured.answers import ANY, GET, TOOLS, WEATHER, Answer, read
-from tests.unit.structured.matching import allowed_by, embedded_tokenizer, matcher_of
+from tests.unit.structured.matching import allowed_by, embedded_tokenizer, matcher_of, walk
 
 THINK = REASONING_FORMATS["think"]
 MARKERS = tuple(dict.fromkeys([*THINK.markers, *(text for one in TOOL_FORMATS.values() for text in one.markers)]))
@@ -189,36 +189,17 @@ def test_without_anything_to_constrain_there_is_no_grammar() -> None:
     assert spec("hermes", allowed=()).grammar({}) is None
 
 
-def walk(known: Vocabulary, spec: AnswerSpec, random_: random.Random, most: int = 150) -> tuple[str, bool]:
-    """A random answer under the masks, and whether it ended by itself."""
-    matcher = known.matcher(spec)
-    ways_out = [known.encode(text) for text in WAYS_OUT]
-    tokens: list[int] = []
-    while len(tokens) < most and not matcher.is_stopped():
-        if matcher.is_accepting() and random_.random() < 0.3:
-            return known.backend.decode(tokens, skip_special_tokens=False), True
-        open_ways = [one for one in ways_out if matcher.validate_tokens(one) == len(one)]
-        if open_ways and random_.random() < 0.7:
-            chosen = random_.choice(open_ways)
-        else:
-            chosen = [random_.choice(known.allowed(matcher))]
-            if chosen[0] in known.ends:
-                break
-        assert matcher.consume_tokens(chosen), matcher.get_error()
-        tokens += chosen
-    return known.backend.decode(tokens, skip_special_tokens=False), matcher.is_accepting()
-
-
 @both_vocabularies
 @every_format
 def test_what_masks_allow_is_read_as_calls_that_keep_to_their_schemas(name: str, markers: tuple[str, ...]) -> None:
     known = vocabulary(markers)
     random_ = random.Random(name)
     schemas = {tool.name: tool.parameters or {"type": "object"} for tool in TOOLS}
-    ended = 0
+    ended, ways_out = 0, [known.encode(text) for text in WAYS_OUT]
     for choice, tools in (("required", TOOLS), ("required", (WEATHER,)), ("auto", (GET,)), ("required", (ANY,))) * 2:
         answer = spec(name, tool_choice=choice, tools=tools)
-        text, whole = walk(known, answer, random_)
+        token_ids, whole = walk(known.llguidance, known.matcher(answer), random_, ways_out, most=150)
+        text = known.backend.decode(token_ids, skip_special_tokens=False)
         if "\ufffd" in text:  # a character cut at the limit, or bytes of one that is none
             continue
         got = read(answer, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -72,33 +73,30 @@ def test_messages_are_not_changed() -> None:
     assert repr(messages) == before
 
 
-@pytest.mark.parametrize(
-    ("calls", "param"),
-    [
-        (["f"], "messages[0].tool_calls[0]"),
-        ([{"function": {"arguments": {}}}], "messages[0].tool_calls[0]"),
-        ([{"function": {"name": "f"}}], "messages[0].tool_calls[0].function.arguments"),
-        ([{"function": {"name": "f", "arguments": [1]}}], "messages[0].tool_calls[0].function.arguments"),
-    ],
-)
-def test_calls_that_are_none_are_refused(calls: list[Any], param: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        chat_text(tokenizer_with(default=PLAIN), [{"role": "assistant", "content": "", "tool_calls": calls}])
-    assert caught.value.param == param
+NAMELESS = {"function": {"arguments": {}}}
+ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
 
 
 @pytest.mark.parametrize(
-    ("tool", "param"),
+    ("made", "param"),
     [
-        ("f", "tools[0].function"),
-        ({"function": {"name": ""}}, "tools[0].function.name"),
-        ({"function": {"name": "f", "parameters": [1]}}, "tools[0].function.parameters"),
+        (lambda: assistant_with("f"), "messages[0].tool_calls[0]"),
+        (lambda: assistant_with(NAMELESS), "messages[0].tool_calls[0]"),
+        (lambda: assistant_with({"function": {"name": "f"}}), ARGUMENTS),
+        (lambda: assistant_with({"function": {"name": "f", "arguments": [1]}}), ARGUMENTS),
+        (lambda: tools_from(["f"]), "tools[0].function"),  # type: ignore[list-item]
+        (lambda: tools_from([{"function": {"name": ""}}]), "tools[0].function.name"),
+        (lambda: tools_from([{"function": {"name": "f", "parameters": [1]}}]), "tools[0].function.parameters"),
     ],
 )
-def test_tools_that_are_none_are_refused(tool: Any, param: str) -> None:
+def test_calls_and_tools_that_are_none_are_refused(made: Callable[[], object], param: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        tools_from([tool])
+        made()
     assert caught.value.param == param
+
+
+def assistant_with(call: Any) -> str:
+    return chat_text(tokenizer_with(default=PLAIN), [{"role": "assistant", "content": "", "tool_calls": [call]}])
 
 
 def test_depth() -> None:

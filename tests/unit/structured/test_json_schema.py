@@ -1,10 +1,12 @@
-"""Schemas for the grammar: what they allow after rewriting, what is refused, and how fast."""
+"""Schemas for the grammar: what they allow after rewriting, what is refused, and how fast. Patterns in them: what is
+certain of a value is right."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import random
+import re
 from typing import Any
 
 import jsonschema
@@ -15,7 +17,8 @@ from headway.errors import InvalidRequestError
 from headway.structured.compile_grammar import compile_grammar
 from headway.structured.json_pattern import PatternError, none_of, opposite_pattern, portable_pattern
 from headway.structured.json_schema import prepare_schema
-from tests.unit.structured.matching import allowed_by, embedded_vocabulary, is_whole, matcher_of, soon
+from headway.structured.pattern_matching import MAX_MATCHED_CHARS, PatternMatching
+from tests.unit.structured.matching import embedded_vocabulary, is_whole, matcher_of, soon, walk
 
 PATH = "response_format.json_schema.schema"
 
@@ -54,7 +57,7 @@ IDENTIFIERS = {
     "$defs": {"n": {"const": 1}, "o": {"$id": "other.json", "$defs": {"i": {"$anchor": "it", "const": 2}}}},
 }
 OWN_START = {"$id": "a.json", "$defs": {"n": NULL}, "allOf": [{"$ref": "#/$defs/n"}]}
-PATTERNS = {"patternProperties": {"^a": INTEGER}}
+SOME_PATTERNS = {"patternProperties": {"^a": INTEGER}}
 # What a schema's array of references to null may be called.
 REFERENCES = {
     "an anchor": {"$defs": {"a": {"$anchor": "x"} | NULL}, "items": {"$ref": "#x"}},
@@ -149,13 +152,13 @@ CASES: dict[str, tuple[Any, list[str], list[str]]] = {
         ['["a",1]'],
     ),
     "unevaluatedProperties beside patterns": (
-        OBJECT | PATTERNS | {"unevaluatedProperties": False},
+        OBJECT | SOME_PATTERNS | {"unevaluatedProperties": False},
         ['{"a1":1}', "{}"],
         ['{"a1":"x"}', '{"b":1}'],
     ),
     "unevaluatedProperties beside patterns of a part": (
         OBJECT
-        | {"unevaluatedProperties": False, "$ref": "#/$defs/a", "$defs": {"a": PATTERNS}, "properties": {"b": {}}},
+        | {"unevaluatedProperties": False, "$ref": "#/$defs/a", "$defs": {"a": SOME_PATTERNS}, "properties": {"b": {}}},
         ['{"b":0,"a1":1}', '{"b":0}'],
         ['{"a1":"x"}', '{"c":1}'],
     ),
@@ -287,6 +290,50 @@ def test_opposites_of_patterns_and_words() -> None:
     assert none_of(["x" * 100]) is None
 
 
+# ------------------------------------------------------------------------------------ patterns of clients on values
+TEXTS = ["", "a", "b", "ab", "aab", "a1", "1", "-", "a b", '"', "\\", "a/b", "AB", "[x]", "a.b"]
+PATTERNS = [
+    *("a", "^a", "b$", "^a|b$", "^[a-z]+$", "^\\w\\d$", "\\W", "[^\\w]", "^$", "\\s", "^(a|b)*$", "a{2}", "^.{1,2}$"),
+    *("\\\\", '"', "/", "[A-Z]", "^\\[", "\\.", "(?:a)(?<n>b)", "x*", "a+?b"),
+]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_match_what_they_match_elsewhere(pattern: str) -> None:
+    matching = PatternMatching()
+    readable = pattern.replace("(?<n>", "(?P<n>")
+    assert {value for value in TEXTS if matching.may_match(pattern, value)} == {
+        value for value in TEXTS if re.search(readable, value)
+    }
+
+
+@pytest.mark.parametrize(
+    ("pattern", "value"),
+    [
+        ("^a$", "a\n"),
+        ("^.$", "\r"),
+        ("^\\w$", "é"),
+        ("^a$", "b" * (MAX_MATCHED_CHARS + 1)),
+        ("(?=a)b", "c"),
+        ("(", "c"),
+    ],
+)
+def test_where_dialects_differ_nothing_is_certain(pattern: str, value: str) -> None:
+    assert PatternMatching().may_match(pattern, value)
+
+
+def test_patterns_that_share_no_string() -> None:
+    matching = PatternMatching()
+    assert matching.apart(["^a", "^b"])
+    assert not matching.apart(["^a", "b$"])
+    assert not matching.apart(["(?=a)", "^b"])
+
+
+def test_a_repetition_that_dialects_read_in_two_ways_is_refused() -> None:
+    with pytest.raises(PatternError, match="two ways"):
+        portable_pattern("a{,3}")
+
+
 # -------------------------------------------------------------------------------------------------- random schemas
 NAMES = ["a", "b", "é"]
 VALUES = [0, 1, 3.5, "", "a", "é", True, None, [], ["a"], {}, {"a": 1}]
@@ -322,28 +369,16 @@ def random_schema(chance: random.Random, depth: int) -> Any:
     return schema | {key: options[key] for key in chance.sample(sorted(options), 5)}
 
 
-def walk(matcher: LLMatcher, chance: random.Random) -> str | None:
-    tokenizer = embedded_vocabulary()
-    tokens: list[int] = []
-    for _ in range(40):
-        if matcher.is_accepting() and (matcher.is_stopped() or chance.random() < 0.5):
-            return tokenizer.decode_bytes(tokens).decode()
-        allowed = allowed_by(matcher.compute_bitmask(), but=tokenizer.eos_tokens)
-        closing = [one for one in map(int, allowed[:100]) if tokenizer.decode_bytes([one])[:1] in (b'"', b"}", b"]")]
-        tokens.append(int(chance.choice(closing or allowed)))
-        assert matcher.consume_token(tokens[-1]), matcher.get_error()
-    return None
-
-
 def test_answers_to_random_schemas_are_valid() -> None:
-    chance = random.Random(3)
-    checked = 0
+    chance, tokenizer, checked = random.Random(3), embedded_vocabulary(), 0
+    ways_out = [tokenizer.tokenize_str(text) for text in ('"', "}", "]")]
     for _ in range(100):
         schema = random_schema(chance, 2)
         with contextlib.suppress(InvalidRequestError):
             grammar = LLMatcher.grammar_from_json_schema(prepare_schema(schema, path=PATH))
-            answer = walk(compile_grammar(embedded_vocabulary(), grammar), chance)
-            if answer is not None:
+            token_ids, has_ended = walk(tokenizer, compile_grammar(tokenizer, grammar), chance, ways_out, most=40)
+            if has_ended:
                 checked += 1
-                jsonschema.Draft202012Validator(schema).validate(json.loads(answer))
+                answer = json.loads(tokenizer.decode_bytes(token_ids))
+                jsonschema.Draft202012Validator(schema).validate(answer)
     assert checked > 20

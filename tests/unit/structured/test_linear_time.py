@@ -23,7 +23,7 @@ from headway.structured.notations import NotationError, as_lark, num_intersectio
 from headway.structured.python_literals import _json_of_word
 from headway.structured.tool_arguments import _found_anywhere
 from headway.structured.tool_schemas import Tool, parameter_list, prepared_tool
-from tests.attacks.structured_inputs import hostile_grammars, hostile_regexes, hostile_schemas, hostile_tools
+from tests.attacks.hostile_inputs import hostile_grammars, hostile_regexes, hostile_schemas, hostile_tools
 from tests.unit.structured.matching import soon
 
 CHARS = 32 * 1024

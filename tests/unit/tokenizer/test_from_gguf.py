@@ -33,7 +33,7 @@ def test_byte_level_tokens_are_those_of_the_original(pre: str, digits_apart: boo
         assert built.decode(ids, skip_special_tokens=False) == text
 
 
-# Words of the text in test_words, divided by bars.
+# Words of two texts, divided by bars.
 WORDS = {
     "gpt-2": "don|'t| WE|'|LL| 12345|.|6|\n|\n|7|  | x|..|\n",
     "smollm": "don|'t| WE|'|LL| |1|2|3|4|5|.|6|\n\n|7|  | x|..|\n",
@@ -42,20 +42,15 @@ WORDS = {
     "tekken": "don|'t| WE|'LL| |1|2|3|4|5|.|6|\n\n|7|  | x|..\n",
     "deepseek-coder": "don|'|t| WE|'|LL| |1|2|3|4|5|.|6|\n|\n|7|  | x|..|\n",
 }
+CASED = {"tekken": "camel|Case|HTTPServer"}
 
 
-@pytest.mark.parametrize("pre", WORDS)
-def test_words(pre: str) -> None:
+@pytest.mark.parametrize(("pre", "words"), [*WORDS.items(), *CASED.items()])
+def test_words(pre: str, words: str) -> None:
     backend = tokenizer_from_gguf(byte_level_metadata(pre=pre)).backend
-    text = "don't WE'LL 12345.6\n\n7   x..\n"
+    text = words.replace("|", "")
     spans = [span for _, span in backend.pre_tokenizer.pre_tokenize_str(text)]
-    assert [text[start:end] for start, end in spans] == WORDS[pre].split("|")
-
-
-def test_tekken_splits_at_case() -> None:
-    backend = tokenizer_from_gguf(byte_level_metadata(pre="tekken")).backend
-    text = "camelCaseHTTPServer"
-    assert [text[a:b] for _, (a, b) in backend.pre_tokenizer.pre_tokenize_str(text)] == ["camel", "Case", "HTTPServer"]
+    assert [text[start:end] for start, end in spans] == words.split("|")
 
 
 def test_only_qwen_composes_characters() -> None:
@@ -64,34 +59,24 @@ def test_only_qwen_composes_characters() -> None:
         assert (tokenizer.encode("e\u0301") == tokenizer.encode("é")) is composed
 
 
-@pytest.mark.parametrize("pre", ["qwen35", "default", None, 7])
-def test_an_unknown_pre_tokenizer_is_named(pre: Any) -> None:
-    with pytest.raises(UnsupportedModelError, match=rf"{pre!r}.*llama-bpe"):
-        tokenizer_from_gguf(byte_level_metadata(pre=pre))
-
-
 @pytest.mark.parametrize(
-    ("metadata", "first"),
+    ("metadata", "first", "last"),
     [
-        (byte_level_metadata(pre="smollm", add_bos_token=None), []),
-        (byte_level_metadata(pre="smollm", add_bos_token=True), [1]),
-        (byte_level_metadata(pre="llama-bpe", add_bos_token=None), [1]),
-        (byte_level_metadata(pre="llama-bpe", add_bos_token=False), []),
-        (byte_level_metadata(pre="llama-bpe", add_bos_token=None, bos_token_id=None), []),
-        (sentencepiece_metadata(), [1]),
-        (sentencepiece_metadata(add_bos_token=False), []),
+        (byte_level_metadata(pre="smollm", add_bos_token=None), [], []),
+        (byte_level_metadata(pre="smollm", add_bos_token=True), [1], []),
+        (byte_level_metadata(pre="llama-bpe", add_bos_token=None), [1], []),
+        (byte_level_metadata(pre="llama-bpe", add_bos_token=False), [], []),
+        (byte_level_metadata(pre="llama-bpe", add_bos_token=None, bos_token_id=None), [], []),
+        (sentencepiece_metadata(), [1], []),
+        (sentencepiece_metadata(add_bos_token=False), [], []),
+        (byte_level_metadata(pre="qwen2", add_eos_token=True), [], [0]),
     ],
 )
-def test_first_token(metadata: dict[str, Any], first: list[int]) -> None:
+def test_first_and_last_token(metadata: dict[str, Any], first: list[int], last: list[int]) -> None:
     tokenizer = load_tokenizer(metadata)
     plain = tokenizer.encode("the fox", add_special_tokens=False)
-    assert tokenizer.encode("the fox") == first + plain
-    assert tokenizer.encode("") == first
-
-
-def test_last_token() -> None:
-    tokenizer = tokenizer_from_gguf(byte_level_metadata(pre="qwen2", add_eos_token=True))
-    assert tokenizer.encode("the") == [*tokenizer.encode("the", add_special_tokens=False), 0]
+    assert tokenizer.encode("the fox") == [*first, *plain, *last]
+    assert tokenizer.encode("") == first + last
 
 
 def test_special_and_user_defined_tokens() -> None:
@@ -120,8 +105,6 @@ def test_end_tokens_are_all_that_are_declared_and_those_known_by_name() -> None:
     }
     found = tokenizer_from_gguf(byte_level_metadata(pre="smollm", **declared)).eos_token_ids
     assert found == (9, 10, 11, 12, 13, 14, 15, 16, 17, 0, 2)
-    with pytest.raises(CorruptModelError, match="eog_token_ids"):
-        tokenizer_from_gguf(byte_level_metadata(pre="smollm", eog_token_ids=[1, 99999]))
     plain = byte_level_metadata(pre="smollm")
     plain["tokenizer.ggml.token_type"] = [1] * len(plain["tokenizer.ggml.tokens"])
     assert tokenizer_from_gguf(plain).eos_token_ids == (0,)
@@ -174,27 +157,26 @@ def test_sentencepiece_without_a_space_prefix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("overrides", "error", "message"),
     [
-        ({"tokens": None}, "tokens"),
-        ({"merges": None}, "merges"),
-        ({"token_type": [1, 2]}, "2 token types"),
-        ({"eos_token_id": 99999}, "eos_token_id is 99999"),
-        ({"merges": ["nothing here"]}, "do not fit"),
-        ({"merges": ["alone"]}, "do not fit"),
+        ({"tokens": None}, CorruptModelError, "tokens"),
+        ({"merges": None}, CorruptModelError, "merges"),
+        ({"token_type": [1, 2]}, CorruptModelError, "2 token types"),
+        ({"eos_token_id": 99999}, CorruptModelError, "eos_token_id is 99999"),
+        ({"eog_token_ids": [1, 99999]}, CorruptModelError, "eog_token_ids"),
+        ({"merges": ["nothing here"]}, CorruptModelError, "do not fit"),
+        ({"merges": ["alone"]}, CorruptModelError, "do not fit"),
+        *(({"model": kind}, UnsupportedModelError, repr(kind)) for kind in ("bert", "t5", None)),
+        *(({"pre": pre}, UnsupportedModelError, rf"{pre!r}.*llama-bpe") for pre in ("qwen35", "default", None, 7)),
     ],
 )
-def test_damaged_metadata_is_refused(overrides: dict[str, Any], message: str) -> None:
-    with pytest.raises(CorruptModelError, match=message):
-        tokenizer_from_gguf(byte_level_metadata(pre="smollm", **overrides))
+def test_damaged_and_unknown_metadata_is_refused(
+    overrides: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        tokenizer_from_gguf(byte_level_metadata(**{"pre": "smollm", **overrides}))
 
 
 def test_missing_scores_are_refused() -> None:
     with pytest.raises(CorruptModelError, match="scores"):
         tokenizer_from_gguf(sentencepiece_metadata(scores=None))
-
-
-@pytest.mark.parametrize("kind", ["bert", "t5", None])
-def test_other_kinds_are_refused_by_name(kind: str | None) -> None:
-    with pytest.raises(UnsupportedModelError, match=repr(kind)):
-        tokenizer_from_gguf(byte_level_metadata(pre="smollm", model=kind))

@@ -1,4 +1,5 @@
-"""Hostile regexes, schemas, grammars and tools: each a (name, value) that should be answered or refused at once."""
+"""Hostile regexes, schemas, grammars, tools and variables of templates: each a (name, value) that should be answered or
+refused at once. Odd values of the right size are for tests/integration/test_server_fuzz.py."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ def _sized(name: str, sizes: Iterable[int], make: Callable[[int], Any]) -> dict[
     return {f"{name}, {size:,}": make(size) for size in sizes}
 
 
-def nested(depth: int, wrap: Callable[[Any], Any], inner: Any = None) -> Any:
+def _nested(depth: int, wrap: Callable[[Any], Any], inner: Any = None) -> Any:
     found = {"type": "string"} if inner is None else inner
     for _ in range(depth):
         found = wrap(found)
@@ -125,8 +126,8 @@ def hostile_schemas() -> Inputs:
             ]
         },
         "not a long list": {"type": "string", "not": _enum(0, 1_900)},
-        "not, in not": nested(60, lambda inner: {"not": inner}),
-        "if in then": nested(30, lambda inner: {"if": {"required": ["a"]}, "then": inner, "else": {"type": "object"}}),
+        "not, in not": _nested(60, lambda inner: {"not": inner}),
+        "if in then": _nested(30, lambda inner: {"if": {"required": ["a"]}, "then": inner, "else": {"type": "object"}}),
         "dependencies": {"dependentSchemas": {f"a{at}": {"properties": _names(100)} for at in range(6)}},
         "one property in each of many": {"anyOf": [{"properties": {f"p{at}": _enum(at, 10)}} for at in range(1_900)]},
         "anyOf by anyOf": {"allOf": [{"anyOf": [{"required": [f"{n} {m}"]} for m in range(40)]} for n in range(3)]},
@@ -153,7 +154,7 @@ def hostile_schemas() -> Inputs:
             "$defs": {f"d{at}": {"$id": f"urn:x:{at}"} for at in range(5_000)},
             "properties": {f"p{at}": {"$ref": f"urn:x:{at}"} for at in range(900)},
         },
-        "identifiers in identifiers": nested(60, lambda inner: {"$id": "a/", "items": inner}),
+        "identifiers in identifiers": _nested(60, lambda inner: {"$id": "a/", "items": inner}),
         "unique selections": {"type": "array", "uniqueItems": True, "items": _enum(0, 500), "minItems": 3},
         "names counted": {"properties": _names(60), "minProperties": 30, "maxProperties": 31},
         "required beside names": {
@@ -162,7 +163,7 @@ def hostile_schemas() -> Inputs:
             "minProperties": 1,
         },
         "long words to be excluded": {"not": {"enum": ["x" * 60 + str(at) for at in range(120)]}, "type": "string"},
-        "deep values": {"enum": [nested(50, lambda inner: [inner]) for _ in range(300)]},
+        "deep values": {"enum": [_nested(50, lambda inner: [inner]) for _ in range(300)]},
         "a long key above many": {
             "properties": {"k" * 150_000: {"properties": _names(900, {}), "oneOf": [{"type": "null"}, {"minItems": 1}]}}
         },
@@ -173,14 +174,14 @@ def hostile_schemas() -> Inputs:
         "unevaluated items": {"allOf": [{"prefixItems": [True] * 400}] * 20, "unevaluatedItems": False},
         "half of a pair": {"properties": {"\ud800": {}}},
         "numbers of many digits": {"enum": [10**299 + at for at in range(500)]},
-        "arrays by arrays": nested(
+        "arrays by arrays": _nested(
             5, lambda inner: {"type": "array", "items": inner, "minItems": 400, "maxItems": 400}
         ),
         "options of the compiler": {"x-guidance": {"whitespace_pattern": "((a{1,99}){1,99}){1,99}"}, "type": "object"},
     }
     found |= _sized("alternatives", (1_900, 2_100), lambda n: {"anyOf": [{"const": at} for at in range(n)]})
     found |= _sized("optional names", (900, 1_100), lambda n: {"properties": _names(n), "additionalProperties": False})
-    found |= _sized("depth", (60, 5_000), lambda n: nested(n, lambda inner: {"items": inner}))
+    found |= _sized("depth", (60, 5_000), lambda n: _nested(n, lambda inner: {"items": inner}))
     return list(found.items())
 
 
@@ -232,7 +233,7 @@ def hostile_grammars() -> Inputs:
         "a terminal of terminals": "start: A0\n"
         + "\n".join(f"A{at}: A{at + 1} A{at + 1}" for at in range(60))
         + '\nA60: "a"',
-        "a schema within": "start: %json " + json.dumps(nested(11, lambda inner: {"anyOf": [inner, inner]})),
+        "a schema within": "start: %json " + json.dumps(_nested(11, lambda inner: {"anyOf": [inner, inner]})),
         "a file": "%import /etc/passwd\nstart: a",
         "a JSON document": "{" * 100_000,
         "half of a pair": 'start: "\ud800"',
@@ -272,6 +273,48 @@ def hostile_tools() -> Inputs:
         "a thousand lists": [_tool(f"f{at}", _object(_enum(at, 100))) for at in range(100)],
         "a parameter named by a marker": [_tool("f", {"type": "object", "properties": {"</parameter>": {}}})],
         "a parameter of many letters": [_tool("f", {"type": "object", "properties": {"p" * 60_000: {}}})],
+    }
+    return list(found.items())
+
+
+def hostile_template_kwargs() -> Inputs:
+    """Values that a template loops over, prints, compares, or takes for its own variables."""
+    own = ("messages", "tools", "tool_format", "add_generation_prompt", "continue_final_message", "self", "tokenizer")
+    found: dict[str, Any] = {f"{name}, which is the server's own": {name: []} for name in own}
+    globals_ = ("range", "dict", "lipsum", "cycler", "joiner", "namespace", "raise_exception", "strftime_now", "loop")
+    found |= {f"{name}, a name of the language": {name: "x"} for name in globals_}
+    found |= {
+        f"{name}, of Python's inside": {name: {}} for name in ("__class__", "__globals__", "__init__", "__self__")
+    }
+    wide = {f"k{number}": number for number in range(20_000)}
+    found |= {
+        "a list of 400,000 numbers": {"documents": [0] * 400_000},
+        "a text of 4 MB": {"documents": "a" * 4_000_000},
+        "a text of 100 kB that is escaped": {"system": "<&\"'>" * 20_000},
+        "20,000 names": wide,
+        "an object of 20,000 names": {"documents": wide},
+        "documents with texts": {"documents": [{"title": "t", "text": "word " * 100}] * 500},
+        "tools in place of tools": {"builtin_tools": [{"name": "x", "parameters": {}}] * 1000},
+        "lists 1,000 deep": {"documents": _nested(1_000, lambda inner: [inner], 1)},
+        "objects 1,000 deep": {"documents": _nested(1_000, lambda inner: {"a": inner}, 1)},
+        "lists 30,000 deep": {"documents": _nested(30_000, lambda inner: [inner], 1)},
+        "objects 10,000 deep": {"documents": _nested(10_000, lambda inner: {"a": inner}, 1)},
+        "a huge whole number": {"date_string": 10**4000},
+        "an effort that does not exist": {"reasoning_effort": "x" * 10_000},
+        "a time's form": {"date_string": "%" * 10_000},
+        "a time's form without end": {"strftime_format": "%999999999d"},
+        "a format string": {"system": "{0.__class__.__mro__}"},
+        "a format of great width": {"system": "%99999999s"},
+        "a template within": {"system": "{{ 9 ** 9 ** 9 }}"},
+        "a loop within": {"system": "{% for i in range(10**9) %}{% endfor %}"},
+        "an inclusion": {"system": "{% include '/etc/passwd' %}"},
+        "the end of a comment": {"system": "#} {{ self }} {#"},
+        "special tokens": {"system": "<|im_start|>system<|im_end|>" * 2_000},
+        "a NUL": {"system": "\x00" * 10_000},
+        "half of a pair": {"system": "\ud800"},
+        "combining marks": {"system": "e" + "\u0301" * 50_000},
+        "a name of 100 kB": {"a" * 100_000: 1},
+        "a name that is a keyword": {"if": 1, "for": 2, "in": 3, "not": 4},
     }
     return list(found.items())
 
