@@ -3,7 +3,7 @@
 At every call of a function, not only at that of the kernel, the interpreter walks through all of the language to put
 its own functions in place of the compiler's. Here it looks first whether they are there already, and knows which. It
 also checks every sum and product of integers for overflow, which takes a third of the time; a GPU does not, and the
-sizes of tests are far from it. It describes the type and the shape of every value anew, although there are few of them.
+sizes of tests are far from it. It describes the type of every value anew, although there are few of them.
 And it finds out again and again what comes of an operation on values of such types: here it does so once for each pair
 of types, and the next time numpy operates on the numbers at once. All of this has no effect where the interpreter is
 not the one that is known here.
@@ -26,7 +26,6 @@ def make_interpreter_quick() -> None:
     _replace_once()
     _trust_integers()
     _describe_types_once()
-    _describe_shapes_once()
     _operate_on_arrays()
     _convert_arrays()
 
@@ -106,23 +105,6 @@ def _describe_types_once() -> None:
             vars(self).update(known_blocks[key], element_ty=element_ty)
 
     tl.block_type.__init__ = make_block_type
-
-
-def _describe_shapes_once() -> None:
-    """Of tensors, as Triton's constants."""
-    make = tl.tensor.__init__
-    known: dict[Any, Any] = {}
-
-    def make_tensor(self: Any, handle: Any, type: Any) -> None:
-        sizes = tuple(type.shape) if type.is_block() else ()
-        if sizes not in known:
-            make(self, handle, type)
-            known[sizes] = (self.shape, self.numel)
-        else:
-            self.handle, self.type, self.dtype = handle, type, type.scalar
-            self.shape, self.numel = known[sizes]
-
-    tl.tensor.__init__ = make_tensor
 
 
 def _divided(left: Any, right: Any) -> Any:

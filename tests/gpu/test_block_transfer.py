@@ -4,11 +4,13 @@ process that has them goes on writing to others."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
+import queue
 import random
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -100,43 +102,46 @@ def serve(pipe: Connection, carrier: Carrier, folder: str) -> None:
     server.close()
 
 
-@pytest.mark.parametrize(("carrier", "on_device"), [("cuda", True), ("cuda", False), ("tcp", False)])
-def test_blocks_of_another_process(carrier: Carrier, on_device: bool) -> None:
+@contextlib.contextmanager
+def process_that(target: Callable[..., None], *arguments: object) -> Iterator[Connection]:
+    """A pipe to another process, which ends with the test, however that ends. If it dies, reading the pipe fails."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    with tempfile.TemporaryDirectory() as folder:
-        process = context.Process(target=serve, args=(theirs, carrier, folder))
-        process.start()
-        address, contents = ours.recv()
+    process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield ours
+        ours.send("end")
+        process.join(60)
+        assert process.exitcode == 0
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize(("carrier", "on_device"), [("cuda", True), ("cuda", False), ("tcp", False)])
+def test_blocks_of_another_process(carrier: Carrier, on_device: bool) -> None:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        process_that(serve, carrier, folder) as pipe,
+        contextlib.closing(PeerBlocks(fingerprint="same", cuda_device=0)) as store,
+    ):
+        address, contents = pipe.recv()
         slots = torch.zeros(contents.shape, dtype=torch.uint8, device="cuda" if on_device else "cpu")
         if not on_device:
             slots = slots.pin_memory()
-        store = PeerBlocks(fingerprint="same", cuda_device=0)
+        numbers = [*range(2, NUM_BLOCKS), 10_000]  # the last one is not there
+        there = [number for number in range(2, NUM_BLOCKS) if number != 10_000 % NUM_BLOCKS]
+        rows = [slots[number % NUM_BLOCKS] for number in numbers]
+        rooms: list[Slot] = [row if on_device else row.numpy().data.cast("B") for row in rows]
         for _ in range(20):
             slots.zero_()
             torch.cuda.synchronize()
-            told: dict[bytes, bool] = {}
-            is_done = threading.Event()
-
-            def done(
-                of: bytes, is_there: bool, told: dict[bytes, bool] = told, event: threading.Event = is_done
-            ) -> None:
-                told[of] = is_there
-                if len(told) == NUM_BLOCKS - 1:
-                    event.set()
-
-            numbers = [*range(2, NUM_BLOCKS), 10_000]  # the last one is not there
-            rows = [slots[number % NUM_BLOCKS] for number in numbers]
-            rooms: list[Slot] = [row if on_device else row.numpy().data.cast("B") for row in rows]
-            store.fetch([digest(number) for number in numbers], rooms, address, done)
-            assert is_done.wait(60)
-            assert told.pop(digest(10_000)) is False and all(told.values())
-            there = [number for number in range(2, NUM_BLOCKS) if number != 10_000 % NUM_BLOCKS]
+            answers: queue.Queue[tuple[bytes, bool]] = queue.Queue()
+            store.fetch([digest(n) for n in numbers], rooms, address, lambda *told, to=answers: to.put(told))
+            told = dict(answers.get(timeout=60) for _ in numbers)
+            assert told.pop(digest(10_000)) is False and len(told) == NUM_BLOCKS - 2 and all(told.values())
             assert (slots[there].cpu().numpy() == contents[there]).all()
-        store.close()
-        ours.send("end")
-        process.join(60)
-    assert process.exitcode == 0
 
 
 def share(pipe: Connection) -> None:
@@ -147,16 +152,10 @@ def share(pipe: Connection) -> None:
 
 
 def test_device_memory_of_another_process() -> None:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=share, args=(theirs,))
-    process.start()
-    opened = open_cuda(ours.recv(), 4, 4096, device=0)
-    assert opened.cpu().flatten().view(torch.int32).tolist() == list(range(4096))
-    del opened
-    ours.send("end")
-    process.join(60)
-    assert process.exitcode == 0
+    with process_that(share) as pipe:
+        opened = open_cuda(pipe.recv(), 4, 4096, device=0)
+        assert opened.cpu().flatten().view(torch.int32).tolist() == list(range(4096))
+        del opened
 
 
 @pytest.mark.parametrize("more", [{}, {"host_cache_memory": 2**24}], ids=["on the device", "over host memory"])

@@ -112,7 +112,9 @@ def test_bfloat16_logprobs_have_the_error_of_the_format(model: str) -> None:
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
 
     def logprobs(**options: Any) -> torch.Tensor:
-        outputs = LLM(model, max_model_len=1024, **options).generate(prompts, params, use_tqdm=False)
+        outputs = LLM(model, max_model_len=1024, kv_cache_memory=2**28, **options).generate(
+            prompts, params, use_tqdm=False
+        )
         found = [
             next(iter(position.values())).logprob
             for output in outputs
