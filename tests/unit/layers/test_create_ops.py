@@ -9,16 +9,33 @@ from headway import layers, native
 from headway.errors import ConfigError
 from headway.layers import create_ops
 
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_torch_runs_everywhere(dtype: torch.dtype) -> None:
-    assert create_ops("torch", device="cpu", dtype=dtype).name == "torch"
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
 
-def test_auto_on_the_cpu() -> None:
-    best = "native" if native.is_available() else "torch"
-    assert create_ops("auto", device="cpu", dtype=torch.float32).name == best
-    assert create_ops("auto", device="cpu", dtype=torch.bfloat16).name == "torch"
+@pytest.mark.parametrize(
+    ("name", "dtype", "expected"),
+    [
+        ("torch", F32, "torch"),
+        ("torch", BF16, "torch"),
+        ("auto", F32, "native" if native.is_available() else "torch"),
+        ("auto", BF16, "torch"),
+    ],
+)
+def test_on_the_cpu(name: str, dtype: torch.dtype, expected: str) -> None:
+    assert create_ops(name, device="cpu", dtype=dtype).name == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "dtype", "message"),
+    [
+        ("native", "cpu", F16, "native ops run in float32"),
+        ("native", "cuda", F32, "native ops run in float32"),
+        ("cuda", "cpu", F32, "unknown ops 'cuda'; valid names are auto, native, torch, triton"),
+    ],
+)
+def test_refusals(name: str, device: str, dtype: torch.dtype, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        create_ops(name, device=device, dtype=dtype)
 
 
 def test_auto_on_cuda_is_triton_where_the_package_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,15 +58,3 @@ def test_triton_runs_on_cuda_or_in_its_interpreter(monkeypatch: pytest.MonkeyPat
         create_ops("triton", device="cpu", dtype=torch.float32)
     with pytest.raises(ConfigError, match="not in torch.float64"):
         create_ops("triton", device="cuda", dtype=torch.float64)
-
-
-def test_native_is_float32_on_the_cpu() -> None:
-    with pytest.raises(ConfigError, match="native ops run in float32"):
-        create_ops("native", device="cpu", dtype=torch.float16)
-    with pytest.raises(ConfigError, match="native ops run in float32"):
-        create_ops("native", device="cuda", dtype=torch.float32)
-
-
-def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ConfigError, match="unknown ops 'cuda'; valid names are auto, native, torch, triton"):
-        create_ops("cuda", device="cpu", dtype=torch.float32)

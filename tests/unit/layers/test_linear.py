@@ -33,10 +33,17 @@ def test_kinds(quantization: str, kernels: str, device: str, dtype: torch.dtype,
     assert type(factory.linear(torch.randn(32, 64, dtype=dtype), None)) is kind
 
 
-@pytest.mark.parametrize(("device", "dtype"), [("cpu", BF16), ("cuda", F32)])
-def test_int8_is_for_float32_on_the_cpu(device: str, dtype: torch.dtype) -> None:
-    with pytest.raises(ConfigError, match="int8 weights run on the CPU"):
-        LinearFactory("int8", kernels="torch", device=device, dtype=dtype)
+@pytest.mark.parametrize(
+    ("name", "device", "dtype", "message"),
+    [
+        ("int8", "cpu", BF16, "int8 weights run on the CPU"),
+        ("int8", "cuda", F32, "int8 weights run on the CPU"),
+        ("int5", "cpu", F32, "unknown quantization 'int5'; valid names are none, fp8, int8, int4"),
+    ],
+)
+def test_refusals(name: str, device: str, dtype: torch.dtype, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LinearFactory(name, kernels="torch", device=device, dtype=dtype)
 
 
 @pytest.mark.parametrize("with_bias", [False, True])

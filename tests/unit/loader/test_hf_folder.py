@@ -6,6 +6,7 @@ import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,10 @@ def sharded(tmp_path: Path) -> Path:
     return save_folder(hf_model("llama"), tmp_path, max_shard_size="60KB")
 
 
-def test_index_and_tensors(folder: Path) -> None:
+@pytest.mark.parametrize("options", [{}, {"max_shard_size": "60KB"}], ids=["one file", "shards"])
+def test_index_and_tensors(tmp_path: Path, options: dict[str, Any]) -> None:
+    folder = save_folder(hf_model("llama"), tmp_path, **options)
+    assert (len(list(folder.glob("*.safetensors"))) > 2) == bool(options)
     checkpoint = open_checkpoint(folder)
     expected = hf_model("llama").state_dict()
     streamed = dict(checkpoint.tensors())
@@ -39,41 +43,52 @@ def test_index_and_tensors(folder: Path) -> None:
     assert checkpoint.tokenizer() is None
 
 
-def test_folder_without_config(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(ModelNotFoundError, match=r"it has no config\.json \(it contains notes\.txt\)"):
-        open_checkpoint(tmp_path)
+def only(folder: Path, **contents: str) -> None:
+    """What a folder has besides is removed."""
+    for path in folder.iterdir():
+        path.unlink()
+    for name, text in contents.items():
+        (folder / f"{name}.txt").write_text(text)
 
 
-def test_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match="contains nothing"):
-        open_checkpoint(tmp_path)
-
-
-def test_folder_without_weights(folder: Path) -> None:
+def of_shards(folder: Path, index: object = None) -> None:
+    """The same in shards; with another index, or without the second shard."""
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelNotFoundError, match="no weights"):
+    save_folder(hf_model("llama"), folder, max_shard_size="60KB")
+    if index is None:
+        sorted(folder.glob("*.safetensors"))[1].unlink()
+    else:
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+NOT_FOUND, CORRUPT = ModelNotFoundError, CorruptModelError
+INDEX = r"model\.safetensors\.index\.json"
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "message"),
+    [
+        (lambda folder: only(folder, notes="hello"), NOT_FOUND, r"it has no config\.json \(it contains notes\.txt\)"),
+        (lambda folder: only(folder), NOT_FOUND, "contains nothing"),
+        (lambda folder: (folder / "model.safetensors").unlink(), NOT_FOUND, "no weights"),
+        (
+            lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+            UnsupportedModelError,
+            r"pytorch_model\.bin.*convert them to safetensors",
+        ),
+        (lambda folder: (folder / "config.json").write_text("{"), CORRUPT, r"config\.json"),
+        (lambda folder: (folder / "config.json").write_text("[1, 2]"), CORRUPT, r"config\.json"),
+        (lambda folder: (folder / "config.json").write_bytes(b"\xff"), CORRUPT, r"config\.json"),
+        (lambda folder: of_shards(folder), CORRUPT, r"incomplete.*model-00002-of-\d+\.safetensors"),
+        (lambda folder: of_shards(folder, {}), CORRUPT, INDEX),
+        (lambda folder: of_shards(folder, {"weight_map": {}}), CORRUPT, INDEX),
+        (lambda folder: of_shards(folder, {"weight_map": {"a": "../outside.safetensors"}}), CORRUPT, INDEX),
+    ],
+)
+def test_damaged_folder(folder: Path, damage: Callable[[Path], object], error: type[Exception], message: str) -> None:
+    damage(folder)
+    with pytest.raises(error, match=message):
         open_checkpoint(folder)
-
-
-def test_pickle_weights_are_refused(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(UnsupportedModelError, match=r"pytorch_model\.bin.*convert them to safetensors"):
-        open_checkpoint(folder)
-
-
-@pytest.mark.parametrize("text", ["{", "[1, 2]", "\xff"])
-def test_damaged_config(folder: Path, text: str) -> None:
-    (folder / "config.json").write_text(text, encoding="latin-1")
-    with pytest.raises(CorruptModelError, match=r"config\.json"):
-        open_checkpoint(folder)
-
-
-def test_missing_shard_is_named(sharded: Path) -> None:
-    victim = sorted(sharded.glob("*.safetensors"))[1]
-    victim.unlink()
-    with pytest.raises(CorruptModelError, match=f"incomplete.*{victim.name}"):
-        open_checkpoint(sharded)
 
 
 def test_shards_without_an_index_are_all_read(sharded: Path) -> None:
@@ -95,15 +110,12 @@ def test_a_single_file_beside_an_index_is_the_one_that_is_read(sharded: Path, ca
         assert torch.equal(tensor, reference[name]), name
 
 
-@pytest.mark.parametrize("content", [{}, {"weight_map": {}}, {"weight_map": {"a": "../outside.safetensors"}}])
-def test_damaged_index(sharded: Path, content: dict[str, object]) -> None:
-    (sharded / "model.safetensors.index.json").write_text(json.dumps(content))
-    with pytest.raises(CorruptModelError, match=r"model\.safetensors\.index\.json"):
-        open_checkpoint(sharded)
-
-
 def _header(text: bytes) -> bytes:
     return struct.pack("<Q", len(text)) + text
+
+
+def _tensor(dtype: str, shape: list[int], *offsets: int) -> bytes:
+    return json.dumps({"a": {"dtype": dtype, "shape": shape, "data_offsets": offsets}}).encode()
 
 
 @pytest.mark.parametrize(
@@ -119,18 +131,9 @@ def _header(text: bytes) -> bytes:
         (lambda data: _header(b"[]"), "or is truncated or damaged"),
         (lambda data: _header(b'{"a": {}}'), "or is truncated or damaged"),
         (lambda data: _header(b'{"a": 3}'), "or is truncated or damaged"),
-        (
-            lambda data: _header(b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}') + bytes(8),
-            "or is truncated or damaged",
-        ),
-        (
-            lambda data: _header(b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}') + bytes(8),
-            "or is truncated or damaged",
-        ),
-        (
-            lambda data: _header(b'{"a": {"dtype": "X9", "shape": [1], "data_offsets": [0, 4]}}') + bytes(8),
-            "or is truncated or damaged",
-        ),
+        (lambda data: _header(_tensor("F32", [2], 0, 4)) + bytes(8), "or is truncated or damaged"),
+        (lambda data: _header(_tensor("F32", [-1], 4, 0)) + bytes(8), "or is truncated or damaged"),
+        (lambda data: _header(_tensor("X9", [1], 0, 4)) + bytes(8), "or is truncated or damaged"),
         (lambda data: b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
     ],
 )

@@ -20,13 +20,6 @@ from tests.unit.models.harness import Harness
 from tests.unit.models.tiny import hf_model, random_prompt, save_folder
 
 
-def test_unknown_load_format() -> None:
-    with pytest.raises(
-        ConfigError, match="unknown load_format 'pickle'; valid names are auto, safetensors, gguf, dummy"
-    ):
-        open_checkpoint("anything", "pickle")
-
-
 @pytest.mark.parametrize("model", ["/no/such/folder", "./nowhere", "a/b/c", "missing.gguf", "models/missing.gguf", ""])
 def test_path_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("went to the hub"))
@@ -35,18 +28,43 @@ def test_path_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         open_checkpoint(model)
 
 
-def test_single_file_that_is_no_model(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(b"12345678")
-    with pytest.raises(ModelNotFoundError, match="give the folder that holds"):
-        open_checkpoint(path)
-
-
-def test_format_that_is_not_there(tmp_path: Path) -> None:
+def test_format_of_a_folder(tmp_path: Path) -> None:
     folder = save_folder(hf_model("llama"), tmp_path)
     with pytest.raises(ModelNotFoundError, match=r"no \.gguf file"):
         open_checkpoint(folder, "gguf")
     assert open_checkpoint(folder, "safetensors").config.architecture == "llama"
+    (folder / "model.safetensors").unlink()
+    assert open_checkpoint(folder, "dummy").config.num_layers == 2
+
+
+MIXTRAL = json.dumps({**BUILTIN_SHAPES["llama31-8b"], "architectures": ["MixtralForCausalLM"]})
+
+
+@pytest.mark.parametrize(
+    ("model", "content", "load_format", "error", "message"),
+    [
+        (
+            "x",
+            None,
+            "pickle",
+            ConfigError,
+            "unknown load_format 'pickle'; valid names are auto, safetensors, gguf, dummy",
+        ),
+        ("model.safetensors", "12345678", "auto", ModelNotFoundError, "give the folder that holds"),
+        ("llama31-8b", None, "auto", ModelNotFoundError, "use it with load_format 'dummy'"),
+        ("llama9", None, "dummy", ModelNotFoundError, r"no shape 'llama9'.*qwen3-0\.6b, llama31-8b"),
+        ("shape.json", "not json", "dummy", CorruptModelError, "not valid JSON"),
+        ("shape.json", MIXTRAL, "dummy", UnsupportedModelError, "MixtralForCausalLM"),
+    ],
+)
+def test_refusals(
+    tmp_path: Path, model: str, content: str | None, load_format: str, error: type[Exception], message: str
+) -> None:
+    """Of a name, or of a file with some content."""
+    if content is not None:
+        (tmp_path / model).write_text(content)
+    with pytest.raises(error, match=message):
+        open_checkpoint(model if content is None else tmp_path / model, load_format)
 
 
 def test_hub_id_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,11 +94,6 @@ def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("model", "expected"), [("gpt2", True), ("Qwen/Qwen3-0.6B", True), ("a/b/c", False)])
 def test_looks_like_hub_id(model: str, expected: bool) -> None:
     assert looks_like_hub_id(model) == expected
-
-
-def test_shape_without_dummy_format_says_so() -> None:
-    with pytest.raises(ModelNotFoundError, match="use it with load_format 'dummy'"):
-        open_checkpoint("llama31-8b")
 
 
 def test_builtin_shapes() -> None:
@@ -116,21 +129,3 @@ def test_dummy_weights_depend_on_seed_and_name_only(shape_file: Path) -> None:
     assert not torch.equal(other.read(name), first.read(name))
     assert first.read(name).std() == pytest.approx(0.02, rel=0.05)
     assert torch.equal(first.read("model.norm.weight"), torch.ones(64))
-
-
-def test_dummy_takes_a_folder_without_weights(tmp_path: Path) -> None:
-    save_folder(hf_model("llama"), tmp_path)
-    (tmp_path / "model.safetensors").unlink()
-    assert open_checkpoint(tmp_path, "dummy").config.num_layers == 2
-
-
-def test_dummy_refusals(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match=r"no shape 'llama9'.*qwen3-0\.6b, llama31-8b"):
-        open_checkpoint("llama9", "dummy")
-    path = tmp_path / "shape.json"
-    path.write_text("not json")
-    with pytest.raises(CorruptModelError, match="not valid JSON"):
-        open_checkpoint(path, "dummy")
-    path.write_text(json.dumps({**BUILTIN_SHAPES["llama31-8b"], "architectures": ["MixtralForCausalLM"]}))
-    with pytest.raises(UnsupportedModelError, match="MixtralForCausalLM"):
-        open_checkpoint(path, "dummy")

@@ -91,15 +91,6 @@ class Harness:
             self.step([(request, min(chunk_size or left, left))])
         return torch.stack(request.logits)
 
-    def greedy(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
-        """The most likely continuation, one token a step after the prompt."""
-        request = HandRequest(list(prompt))
-        logits = self.step([(request, len(prompt))])
-        for _ in range(num_tokens):
-            request.token_ids.append(int(logits[-1].argmax()))
-            logits = self.step([(request, 1)])
-        return request.token_ids[len(prompt) :]
-
     def _batch(
         self, work: Sequence[tuple[HandRequest, int]], query_start: list[int], slots: list[int]
     ) -> AttentionBatch:

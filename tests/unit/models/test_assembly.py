@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -39,24 +40,92 @@ def folder(tmp_path: Path) -> Path:
     return save_folder(hf_model("llama"), tmp_path)
 
 
-def test_missing_tensor_is_named(folder: Path) -> None:
-    edit_weights(folder, drop=("model.layers.1.mlp.up_proj.weight",))
-    with pytest.raises(MissingTensorError, match=r"lacks model\.layers\.1\.mlp\.up_proj\.weight, which llama needs"):
-        load(folder)
+def damaged(name: str, value: float) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        tensor = load_file(folder / "model.safetensors")[name].clone()
+        tensor.view(-1)[3] = value
+        edit_weights(folder, add={name: tensor})
+
+    return damage
 
 
-def test_many_missing_tensors_are_counted(folder: Path) -> None:
-    names = [name for name in load_file(folder / "model.safetensors") if ".layers.1." in name]
-    edit_weights(folder, drop=tuple(names))
-    with pytest.raises(MissingTensorError, match=f"and {len(names) - 5} more"):
-        load(folder)
+def replaced(name: str, *shape: int) -> Callable[[Path], None]:
+    return lambda folder: edit_weights(folder, add={name: torch.zeros(shape)})
 
 
-def test_untied_model_needs_its_output_projection(folder: Path) -> None:
-    assert '"tie_word_embeddings": false' in (folder / "config.json").read_text()
-    edit_weights(folder, drop=("lm_head.weight",))
-    with pytest.raises(MissingTensorError, match=r"lm_head\.weight"):
-        load(folder)
+def without(pattern: str) -> Callable[[Path], None]:
+    return lambda folder: edit_weights(
+        folder, drop=tuple(name for name in load_file(folder / "model.safetensors") if pattern in name)
+    )
+
+
+K_PROJ, DOWN_PROJ = "model.layers.0.self_attn.k_proj.weight", "model.layers.0.mlp.down_proj.weight"
+NUMBERED = [
+    "model.embed_tokens.weight",
+    "model.norm.weight",
+    "lm_head.weight",
+    "model.layers.1.input_layernorm.weight",
+    "model.layers.1.self_attn.k_proj.weight",
+    "model.layers.1.mlp.up_proj.weight",
+]
+REFUSED: list[tuple[str, Callable[[Path], None], dict[str, Any], type[Exception], str]] = [
+    (
+        "llama",
+        without("layers.1.mlp.up_proj"),
+        {},
+        MissingTensorError,
+        r"lacks model\.layers\.1\.mlp\.up_proj\.weight, which llama needs",
+    ),
+    ("llama", without(".layers.1."), {}, MissingTensorError, "and 4 more"),
+    ("llama", without("lm_head"), {}, MissingTensorError, r"lm_head\.weight"),
+    ("llama_tied", replaced("lm_head.weight", 97, 64), {}, TensorShapeError, r"lm_head\.weight is \[97, 64\]"),
+    (
+        "llama",
+        replaced(K_PROJ, 33, 64),
+        {},
+        TensorShapeError,
+        r"layers\.0\.self_attn\.k_proj\.weight is \[33, 64\] .* \[32, 64\]",
+    ),
+    (
+        "llama",
+        damaged(DOWN_PROJ, 1e5),
+        {"dtype": torch.float16},
+        ConfigError,
+        rf"tensor {DOWN_PROJ} has values that float16 cannot hold; use dtype 'bfloat16'",
+    ),
+]
+REFUSED += [
+    (
+        "llama",
+        damaged(name, value),
+        {"quantization": to},
+        CorruptModelError,
+        f"tensor {name} has values that are no num",
+    )
+    for name, value, to in itertools.product(NUMBERED, (math.nan, math.inf, -math.inf), ("none", "int8"))
+]
+REFUSED += [
+    ("llama", lambda folder: None, {"max_model_len": length}, ConfigError, "context of 256") for length in (0, -1, 257)
+]
+
+
+@pytest.mark.parametrize(("family", "damage", "options", "error", "message"), REFUSED)
+def test_refusals(
+    tmp_path: Path,
+    family: str,
+    damage: Callable[[Path], None],
+    options: dict[str, Any],
+    error: type[Exception],
+    message: str,
+) -> None:
+    damage(save_folder(hf_model(family), tmp_path))
+    with pytest.raises(error, match=message):
+        load_decoder(open_checkpoint(tmp_path), **options)
+
+
+def test_values_that_only_float16_cannot_hold_are_taken(folder: Path) -> None:
+    damaged(DOWN_PROJ, 1e5)(folder)
+    load(folder, dtype=torch.bfloat16)
 
 
 def test_absent_tie_flag_and_output_projection_mean_tied(tmp_path: Path) -> None:
@@ -99,19 +168,6 @@ def test_a_stored_output_projection_that_is_the_tied_embedding_takes_no_memory(
     assert not caplog.records
 
 
-def test_a_stored_output_projection_of_another_shape_is_refused(tmp_path: Path) -> None:
-    save_folder(hf_model("llama_tied"), tmp_path)
-    edit_weights(tmp_path, add={"lm_head.weight": torch.zeros(97, 64)})
-    with pytest.raises(TensorShapeError, match=r"lm_head\.weight is \[97, 64\]"):
-        load(tmp_path)
-
-
-def test_wrong_shape_is_named(folder: Path) -> None:
-    edit_weights(folder, add={"model.layers.0.self_attn.k_proj.weight": torch.zeros(33, 64)})
-    with pytest.raises(TensorShapeError, match=r"layers\.0\.self_attn\.k_proj\.weight is \[33, 64\] .* \[32, 64\]"):
-        load(folder)
-
-
 def test_unknown_tensors_are_reported_and_harmless_ones_are_not(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     buffer = "model.layers.0.self_attn.rotary_emb.inv_freq"
     edit_weights(folder, add={"model.vision.weight": torch.zeros(2), buffer: torch.zeros(8)})
@@ -135,26 +191,6 @@ def test_rotary_table_follows_max_model_len(folder: Path) -> None:
     assert load(folder, max_model_len=100).layers[0].heads.cos_sin.shape == (100, 16)
 
 
-@pytest.mark.parametrize("max_model_len", [0, -1, 257])
-def test_max_model_len_out_of_range(folder: Path, max_model_len: int) -> None:
-    with pytest.raises(ConfigError, match="context of 256"):
-        load(folder, max_model_len=max_model_len)
-
-
-def test_unknown_quantization_and_ops_are_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown quantization 'int5'; valid names are none, fp8, int8, int4"):
-        load(folder, quantization="int5")
-    with pytest.raises(ConfigError, match="unknown ops 'cuda'; valid names are auto, native, torch, triton"):
-        load_decoder(open_checkpoint(folder), ops="cuda")
-
-
-def test_int8_needs_float32_on_the_cpu(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="int8 weights run on the CPU"):
-        load(folder, quantization="int8", dtype=torch.bfloat16)
-    with pytest.raises(ConfigError, match="native ops run in float32"):
-        load_decoder(open_checkpoint(folder), ops="native", dtype=torch.float16)
-
-
 @pytest.mark.parametrize("family", ["llama_biased", "qwen3"])
 def test_num_bytes_is_what_is_held(tmp_path: Path, family: str) -> None:
     decoder = load(save_folder(hf_model(family), tmp_path))
@@ -169,27 +205,6 @@ def test_weights_do_not_depend_on_the_file_after_loading(folder: Path) -> None:
     assert torch.equal(Harness(decoder).prompt_logits(prompt), before)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "model.embed_tokens.weight",
-        "model.norm.weight",
-        "lm_head.weight",
-        "model.layers.1.input_layernorm.weight",
-        "model.layers.1.self_attn.k_proj.weight",
-        "model.layers.1.mlp.up_proj.weight",
-    ],
-)
-def test_a_weight_that_is_no_number_is_refused_with_its_tensor(folder: Path, name: str, value: float) -> None:
-    tensor = load_file(folder / "model.safetensors")[name].clone()
-    tensor.view(-1)[3] = value
-    edit_weights(folder, add={name: tensor})
-    for quantization in ("none", "int8"):
-        with pytest.raises(CorruptModelError, match=rf"tensor {name} has values that are no numbers"):
-            load_decoder(open_checkpoint(folder), quantization=quantization)
-
-
 def test_a_scale_that_is_no_number_is_refused_with_its_tensor(tmp_path: Path) -> None:
     """Quantised files hold float16 scales: one that is damaged spoils 32 weights."""
     path = save_gguf(hf_model("llama"), tmp_path / "m.gguf", quantization=gguf.GGMLQuantizationType.Q8_0)
@@ -199,31 +214,3 @@ def test_a_scale_that_is_no_number_is_refused_with_its_tensor(tmp_path: Path) ->
     path.write_bytes(data)
     with pytest.raises(CorruptModelError, match=r"tensor model\.layers\.1\.mlp\.up_proj\.weight has values"):
         load_decoder(open_checkpoint(path), quantization="int8")
-
-
-def test_rope_factors_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
-    factors = np.ones(8, dtype=np.float32)
-    factors[2] = np.nan
-    path = save_gguf(hf_model("llama"), tmp_path / "m.gguf", extra_tensors={"rope_freqs.weight": factors})
-    with pytest.raises(CorruptModelError, match=r"rope_freqs\.weight"):
-        open_checkpoint(path)
-
-
-def test_weights_too_large_for_the_dtype_are_refused(folder: Path) -> None:
-    name = "model.layers.0.mlp.down_proj.weight"
-    tensor = load_file(folder / "model.safetensors")[name].clone()
-    tensor[0, 0] = 1e5
-    edit_weights(folder, add={name: tensor})
-    with pytest.raises(ConfigError, match=rf"tensor {name} has values that float16 cannot hold; use dtype 'bfloat16'"):
-        load(folder, dtype=torch.float16)
-    load(folder, dtype=torch.bfloat16)
-
-
-@pytest.mark.parametrize("keeps_stored", [False, True])
-def test_a_tied_table_counts_once(tmp_path: Path, keeps_stored: bool) -> None:
-    """Also where the output layer reads its codes beside the floats of the embedding."""
-    model = hf_model("llama_tied")
-    path = save_gguf(model, tmp_path / "m.gguf", quantization=gguf.GGMLQuantizationType.Q8_0)
-    checkpoint, seen = open_checkpoint(path), []
-    load_decoder(checkpoint, quantization="int8", keeps_stored=keeps_stored, progress=lambda *at: seen.append(at))
-    assert seen[-1] == (checkpoint.num_bytes, checkpoint.num_bytes)

@@ -36,10 +36,6 @@ def parse(**changes: Any) -> DecoderConfig:
     return config_from_hf({**LLAMA, **changes}, "config.json")
 
 
-def without(key: str) -> dict[str, Any]:
-    return {name: value for name, value in LLAMA.items() if name != key}
-
-
 def test_llama() -> None:
     assert parse() == DecoderConfig(
         architecture="llama",
@@ -57,30 +53,35 @@ def test_llama() -> None:
     )
 
 
-def test_llama_3_rope_scaling() -> None:
-    scaling = {
-        "type": "llama3",
-        "factor": 8,
-        "low_freq_factor": 1,
-        "high_freq_factor": 4,
-        "original_max_position_embeddings": 512,
-    }
-    assert parse(rope_scaling=scaling).rope.scaling == Llama3Scaling(8.0, 1.0, 4.0, 512)
+LLAMA3 = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 512}
+NO_BIAS = {"use_sliding_window": False, "sliding_window": 64}
 
 
-def test_qwen2_has_qkv_bias_only() -> None:
-    config = parse(architectures=["Qwen2ForCausalLM"], use_sliding_window=False, sliding_window=64)
-    assert (config.qkv_bias, config.o_bias, config.qk_norm, config.max_position) == (True, False, False, 1024)
-
-
-def test_qwen3_has_head_norms_and_its_own_head_dim() -> None:
-    config = parse(architectures=["Qwen3ForCausalLM"], head_dim=32)
-    assert (config.qk_norm, config.qkv_bias, config.head_dim, config.q_size) == (True, False, 32, 256)
-
-
-def test_model_type_stands_in_for_architectures() -> None:
-    raw = without("architectures") | {"model_type": "qwen2"}
-    assert config_from_hf(raw, "config.json").architecture == "qwen2"
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"rope_scaling": {"type": "llama3"} | LLAMA3},
+            {"rope": RopeConfig(5000.0, Llama3Scaling(8.0, 1.0, 4.0, 512))},
+        ),
+        (
+            {"architectures": ["Qwen2ForCausalLM"]} | NO_BIAS,
+            {"qkv_bias": True, "o_bias": False, "qk_norm": False, "max_position": 1024},
+        ),
+        (
+            {"architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
+            {"qk_norm": True, "qkv_bias": False, "head_dim": 32, "q_size": 256},
+        ),
+        ({"architectures": None, "model_type": "qwen2"}, {"architecture": "qwen2"}),
+        ({"num_key_value_heads": None}, {"num_kv_heads": 8}),
+        ({"torch_dtype": None, "dtype": "float16"}, {"torch_dtype": "float16"}),
+    ],
+)
+def test_what_keys_mean(changes: dict[str, Any], expected: dict[str, Any]) -> None:
+    """A key that is `None` here is absent."""
+    raw = {key: value for key, value in (LLAMA | changes).items() if value is not None}
+    config = config_from_hf(raw, "config.json")
+    assert {key: getattr(config, key) for key in expected} == expected
 
 
 @pytest.mark.parametrize(("window", "max_position"), [(None, 1024), (4096, 1024), (1024, 1024), (256, 256)])
@@ -91,14 +92,6 @@ def test_mistral_context_stays_within_the_window(
         config = parse(architectures=["MistralForCausalLM"], sliding_window=window)
     assert config.max_position == max_position
     assert ("256 of 1024" in caplog.text) == (max_position == 256)
-
-
-def test_key_value_heads_default_to_heads() -> None:
-    assert config_from_hf(without("num_key_value_heads"), "config.json").num_kv_heads == 8
-
-
-def test_dtype_in_the_new_spelling() -> None:
-    assert config_from_hf({**without("torch_dtype"), "dtype": "float16"}, "config.json").torch_dtype == "float16"
 
 
 def test_sizes() -> None:
@@ -146,6 +139,7 @@ def test_unsupported_features(changes: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"architectures": None}, "names neither"),
         ({"hidden_size": None}, "does not say 'hidden_size'"),
         ({"num_hidden_layers": "three"}, "'num_hidden_layers' is 'three', which is not a positive integer"),
         ({"vocab_size": 0}, "'vocab_size' is 0"),
@@ -200,11 +194,6 @@ def test_absent_keys_have_the_defaults_of_the_class(architecture: str) -> None:
     assert (config.num_kv_heads, config.head_dim) == (made.num_key_value_heads, head_dim)
     assert (config.rms_norm_eps, config.tie_embeddings) == (made.rms_norm_eps, made.tie_word_embeddings)
     assert config.rope.theta == made.rope_parameters["rope_theta"]
-
-
-def test_neither_architecture_nor_model_type() -> None:
-    with pytest.raises(CorruptModelError, match="names neither"):
-        config_from_hf({"hidden_size": 64}, "config.json")
 
 
 def test_describing_a_model_needs_no_torch() -> None:
