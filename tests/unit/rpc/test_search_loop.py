@@ -134,15 +134,6 @@ def test_the_counters_of_lookups_never_fall(overlap: bool) -> None:
     assert last.prompt_tokens == 2 * len(PROMPT) + 5
 
 
-<<<<<<< HEAD
-def test_beams_without_a_seat_wait() -> None:
-    channel, _ = looped([ask("a", BEAMS)], [], max_num_seqs=3)
-    stats = channel.batches[0].stats
-    assert (stats.batch.num_running, stats.batch.num_waiting) == (3, 1)
-
-
-=======
->>>>>>> eng
 # ---- what a viewer sees ---------------------------------------------------------------------------------------------
 
 
