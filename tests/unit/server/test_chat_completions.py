@@ -35,7 +35,6 @@ from tests.unit.server.fake_engine import (
     FakeServer,
     engine_ready,
     events,
-    tokenizer_with,
 )
 
 
@@ -185,14 +184,6 @@ def test_priority_is_refused_where_nobody_looks_at_it() -> None:
     assert server.chat(priority=0).status_code == 200
     error = server.chat(priority=1).json()["error"]
     assert (error["param"], error["code"]) == ("priority", "unsupported_field")
-
-
-def test_what_a_template_says_is_passed_on_and_how_it_fails_is_not() -> None:
-    for template, shown in (("{{ raise_exception('Roles!') }}", "Roles!"), ("{{ messages[0].content + 5 }}", "fails")):
-        response = FakeServer(tokenizer=tokenizer_with(template)).chat()
-        assert response.status_code == 400
-        assert shown in response.json()["error"]["message"]
-        assert "str" not in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

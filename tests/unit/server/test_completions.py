@@ -123,7 +123,7 @@ async def test_several_prompts_of_a_stream_come_as_they_are_made() -> None:
     await until(lambda: client.body.endswith(b"data: [DONE]\n\n"))
 
 
-def test_token_ids_are_told_whole_and_streamed() -> None:
+def test_token_ids_are_told_whole_and_streamed_and_as_logprobs() -> None:
     server = FakeServer()
     fields: dict[str, Any] = {"return_token_ids": True, "echo": True, "max_tokens": 2}
     choices = server.complete([[5, 6], [7]], **fields).json()["choices"]
@@ -136,10 +136,6 @@ def test_token_ids_are_told_whole_and_streamed() -> None:
         own = [chunk for chunk in chunks if chunk["index"] == index]
         assert [token for chunk in own for token in chunk["token_ids"]] == [300, 301]
         assert "".join(chunk["text"] for chunk in own) == choice["text"]
-
-
-def test_logprobs_of_named_tokens_by_their_ids() -> None:
-    server = FakeServer()
     fields = {"logprob_token_ids": [5], "return_tokens_as_token_ids": True, "max_tokens": 2}
     logprobs = server.complete(**fields).json()["choices"][0]["logprobs"]
     assert logprobs["tokens"] == ["token_id:300", "token_id:301"]

@@ -277,6 +277,9 @@ def test_fields_without_effect_are_those_of_the_docs() -> None:
     schemas = openapi.document()["components"]["schemas"]
     for name in ResponsesRequest.UNUSED:
         assert "cannot change" in schemas["ResponsesRequest"]["properties"][name]["description"]
+    fields = schemas["ChatCompletionRequest"]["properties"]
+    assert "structured_outputs.json" in fields["guided_json"]["description"]
+    assert "tools" in fields["functions"]["description"]
 
 
 def test_docs_page_loads_nothing() -> None:

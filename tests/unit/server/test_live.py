@@ -15,6 +15,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from headway.cli.flags import engine_flags
 from headway.rpc import messages
 from headway.rpc.engine_client import Health
 from headway.rpc.engine_stats import EngineStats
@@ -92,21 +93,49 @@ def running(frame: Frame) -> set[str]:
 # ---- frames ---------------------------------------------------------------------------------------------------------
 
 
-def test_each_request_has_one_letter_per_step() -> None:
-    frame = frame_of(
-        step(0, chunk("a")),
-        step(1, decode("a"), chunk("b", tokens=2), num_running=2),
-        step(2, chunk("b", computed=2, tokens=2), num_running=2),
-    )
-    assert cells(frame) == {"a": "cdi", "b": ".cc"}
-    assert [(c.num_decode_tokens, c.num_chunk_tokens) for c in frame.columns] == [(0, 4), (1, 2), (0, 2)]
+def preempted(step_id: int, name: str, num_tokens: int) -> StepSnapshot:
+    return step(step_id, preempted=[name], waiting=[WaitingRow(name, num_tokens)])
 
 
-def test_guesses_that_were_right_and_wrong_have_letters_of_their_own() -> None:
-    guesses = (step(i, SnapshotRow("a", 4, 5, 2, 4, 1, True, 0, 3, right)) for i, right in enumerate((2, 0)))
-    frame = frame_of(*guesses, step(2, decode("a")))
-    assert cells(frame) == {"a": "ard"}
-    assert [c.num_decode_tokens for c in frame.columns] == [4, 4, 1]
+@pytest.mark.parametrize(
+    ("steps", "letters", "columns"),
+    [
+        (
+            [
+                step(0, chunk("a")),
+                step(1, decode("a"), chunk("b", tokens=2), num_running=2),
+                step(2, chunk("b", computed=2, tokens=2), num_running=2),
+            ],
+            {"a": "cdi", "b": ".cc"},
+            [(0, 4), (1, 2), (0, 2)],
+        ),
+        (  # guesses that were right and wrong have letters of their own
+            [
+                *(step(i, SnapshotRow("a", 4, 5, 2, 4, 1, True, 0, 3, right)) for i, right in enumerate((2, 0))),
+                step(2, decode("a")),
+            ],
+            {"a": "ard"},
+            [(4, 0), (4, 0), (1, 0)],
+        ),
+        (  # what it found in the cache at first is there no more
+            [
+                step(0, row("a", prompt=40, computed=32, tokens=8, cached=32)),
+                preempted(1, "a", 41),
+                step(2, row("a", prompt=40, tokens=41, output=1)),
+            ],
+            {"a": "hpc"},
+            [(0, 8), (0, 0), (0, 41)],
+        ),
+    ],
+    ids=["chunks and tokens", "guesses", "a request that comes back"],
+)
+def test_each_request_has_one_letter_per_step(
+    steps: list[StepSnapshot], letters: dict[str, str], columns: list[tuple[int, int]]
+) -> None:
+    frame = frame_of(*steps)
+    assert cells(frame) == letters
+    assert [(each.num_decode_tokens, each.num_chunk_tokens) for each in frame.columns] == columns
+    assert frame.rows[0].num_cached_tokens == 0
 
 
 def test_who_leaves_is_told_once() -> None:
@@ -146,15 +175,6 @@ def test_what_a_request_found_in_the_cache_is_told_as_long_as_it_runs() -> None:
     )
     assert cells(first) == {"a": "hd", "b": "cd"}
     assert [[each.num_cached_tokens for each in frame.rows] for frame in (first, second)] == [[32, 0]] * 2
-
-
-def test_a_request_that_comes_back_finds_something_else() -> None:
-    frame = frame_of(
-        step(0, row("a", prompt=40, computed=32, tokens=8, cached=32)),
-        step(1, preempted=["a"], waiting=[WaitingRow("a", 41)]),
-        step(2, row("a", prompt=40, computed=0, tokens=41, output=1)),
-    )
-    assert cells(frame) == {"a": "hpc"} and frame.rows[0].num_cached_tokens == 0
 
 
 def test_only_the_last_of_too_many_steps_are_drawn() -> None:
@@ -236,7 +256,7 @@ def test_a_preempted_request_has_one_long_gap() -> None:
     gaps = RecentTimes(now=lambda: 0.0)
     times = TokenTimes(gaps=gaps, first_tokens=None)
     times.add(step(0, decode("a")))
-    times.add(step(1, preempted=["a"], waiting=[WaitingRow("a", 6)]))
+    times.add(preempted(1, "a", 6))
     times.forget_others(running=set())
     times.add(step(2, row("a", output=2, tokens=6)))
     assert gaps.of_last(10) == pytest.approx([0.2])
@@ -291,10 +311,11 @@ UNEVEN = {"num_gaps": 1000, "gap_p50_s": 0.02, "gap_p99_s": 0.08}
         (Vitals(is_healthy=False, reason="it stopped"), "bad", "it stopped"),
     ],
 )
-def test_says_what_is_seen(vitals: Vitals, level: str, words: str) -> None:
+def test_says_what_is_seen_and_names_flags_that_exist(vitals: Vitals, level: str, words: str) -> None:
     advice = advise(vitals)
     assert advice.level == level
     assert words in f"{advice.title} {advice.text}"
+    assert {spec.flag for spec in engine_flags()} >= set(re.findall("--[a-z-]+", advice.text))
 
 
 def trend_of(*looks: tuple[float, EngineStats]) -> Trend:

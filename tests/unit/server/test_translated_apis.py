@@ -8,17 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headway.server.api import jobs
-from tests.unit.server.fake_engine import MESSAGES, RESPONSES, FakeEngine, FakeServer, engine_ready, until
-
-CALL = ("Let me see.\n", "<tool_call>", '\n{"name": "add", ', '"arguments": {"a"', ": 1}}\n</tool", "_call>")
-TOOL = {"name": "add", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
-
-
-@pytest.fixture(autouse=True)
-def unconstrained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No engine looks at grammars here."""
-    monkeypatch.setattr(jobs, "_with_structured_outputs", lambda params, values, *, path: params)
+from tests.unit.server.fake_engine import MESSAGES, RESPONSES, FakeEngine, FakeServer, until
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
@@ -64,18 +54,6 @@ def test_a_message_takes_the_path_of_a_chat_request() -> None:
     texts = [event["delta"]["text"] for event in found if event["type"] == "content_block_delta"]
     assert "".join(texts) == "Hello world."
     assert (delta["delta"]["stop_reason"], delta["usage"]["output_tokens"]) == ("end_turn", 3)
-
-
-def test_calls_in_a_message() -> None:
-    server = FakeServer(FakeEngine(words=CALL))
-    server.engine.info = engine_ready(max_model_len=4096)
-    whole = server.send(MESSAGES, tools=[TOOL]).json()
-    assert whole["stop_reason"] == "tool_use"
-    assert [block["type"] for block in whole["content"]] == ["text", "tool_use"]
-    assert whole["content"][1]["input"] == {"a": 1}
-    streamed = events(server.send(MESSAGES, tools=[TOOL], stream=True))
-    parts = [event["delta"].get("partial_json", "") for event in streamed if event["type"] == "content_block_delta"]
-    assert json.loads("".join(parts)) == {"a": 1}
 
 
 def test_errors_before_the_route_have_anthropics_form_too() -> None:

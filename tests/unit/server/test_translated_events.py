@@ -18,7 +18,7 @@ from headway.core.request_options import RequestOptions
 from headway.rpc.messages import Delta, TokenLogprob
 from headway.sampling_params import SamplingParams
 from headway.server.api.answers import PromptTokensDetails, Usage
-from headway.server.api.api_errors import ApiError, overloaded
+from headway.server.api.api_errors import overloaded
 from headway.server.api.generation import Generation
 from headway.server.api.message_events import MessageEvents, WholeMessage
 from headway.server.api.prompts import PromptMaker
@@ -400,13 +400,6 @@ def test_a_streamed_message_is_the_whole_one(seed: int) -> None:
     for index, text in arguments.items():
         message["content"][index]["input"] = json.loads(text)
     assert message == whole_message(generation)
-
-
-def test_a_message_that_fails_says_so_last() -> None:
-    data = message_writer(ScriptedGeneration(["OK"])).fail(ApiError(503, "Gone."))
-    assert events(data) == [
-        {"type": "error", "error": {"type": "overloaded_error", "message": "Gone."}, "request_id": None}
-    ]
 
 
 def test_white_space_alone_is_no_block_beside_others() -> None:
