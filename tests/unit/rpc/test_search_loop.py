@@ -81,9 +81,12 @@ def test_beams_that_have_ended_or_fallen_out_count() -> None:
 
 
 def test_others_stream_as_ever_beside_them() -> None:
-    greedy = {"temperature": 0.0, "max_tokens": 8}
+    greedy = {"temperature": 0.0, "max_tokens": 8, "logprobs": 2}
     channel, _ = looped([ask("a", BEAMS), ask("b", greedy), ask("c", BEST)], *[[]] * 30)
-    assert [len(delta.token_ids) for delta in channel.deltas("b")] == [1] * 8
+    for delta in (deltas := channel.deltas("b")):
+        ((best, second),) = delta.logprobs or ()
+        assert [best.token_id] == delta.token_ids and best.rank == 1 and second.logprob <= best.logprob
+    assert len(deltas) == 8
     assert channel.batches[-1].stats.generation_tokens == 2 * WIDTH * NUM_TOKENS + 8
 
 
