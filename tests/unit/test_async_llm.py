@@ -214,12 +214,8 @@ async def test_text_goes_in_and_comes_out(with_text: AsyncLLM) -> None:
     assert last.prompt == "The line" and last.prompt_token_ids == with_text.get_tokenizer().encode("The line")
     assert last.outputs[0].finish_reason == "stop" and last.outputs[0].stop_reason == "nobody"
     assert "never stops" in last.outputs[0].text
-
-
-async def test_a_conversation_is_templated(with_text: AsyncLLM) -> None:
-    messages = [{"role": "user", "content": "Hi"}]
+    messages, tokenizer = [{"role": "user", "content": "Hi"}], with_text.get_tokenizer()
     *_, last = await collect(with_text.chat(messages, SamplingParams(max_tokens=2), "talk", priority=1))
-    tokenizer = with_text.get_tokenizer()
     templated = tokenizer.encode(tokenizer.apply_chat_template(messages), add_special_tokens=False)
     assert last.prompt_token_ids == templated and last.request_id == "talk" and last.finished
 

@@ -15,6 +15,7 @@ from headway.engine.input_processor import core_id
 from headway.errors import InvalidRequestError
 from tests.stress.llm_stress import llm_of
 from tests.unit.models.tiny import VOCAB_SIZE, hf_model, save_folder
+from tests.unit.no_model import all_outputs
 from tests.unit.rpc.small_engine import create_engine
 from tests.unit.tokenizer.small import trained_backend
 
@@ -125,11 +126,7 @@ def test_names_with_a_hash_run_beside_the_parts_of_others() -> None:
     names = ["a", "a#0", "a#1", "a#2", "a#0#1", "#", "a#"]
     for name in [*names[1:4], names[0], *names[4:]]:
         engine.add_request(name, IDS, parts if name in ("a", "a#0") else PARAMS, stream=False)
-    done = {}
-    while engine.has_unfinished_requests():
-        done |= {output.request_id: output for output in engine.step().outputs}
-    assert set(done) == set(names)
-    assert {name: len(output.outputs) for name, output in done.items()} == {
+    assert {output.request_id: len(output.outputs) for output in all_outputs(engine)} == {
         name: 3 if name in ("a", "a#0") else 1 for name in names
     }
     engine.add_request("a", IDS, PARAMS)

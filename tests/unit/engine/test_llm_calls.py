@@ -22,7 +22,7 @@ import tqdm.std
 from headway import llm as llm_module
 from headway.core import SchedulerOutput
 from headway.engine import engine_thread
-from headway.errors import EngineDeadError
+from headway.errors import EngineDeadError, InvalidRequestError
 from headway.llm import LLM
 from headway.outputs import RequestOutput
 from headway.sampling_params import SamplingParams
@@ -91,6 +91,8 @@ def test_a_stream_that_is_not_read_does_not_compute(llm: LLM) -> None:
 
 def test_an_abort_returns_all_that_a_stream_had_and_ends_it(llm: LLM) -> None:
     stream = llm.stream(PROMPTS[0], params(40), request_id="mine")
+    with pytest.raises(InvalidRequestError, match="already in use"):
+        llm.stream(PROMPTS[1], params(), request_id="mine")
     for _ in range(3):
         next(stream)
     llm.generate(PROMPTS[1], params(4))

@@ -112,15 +112,6 @@ def test_the_failure_of_one_completion_is_told_with_the_requests_outputs(overlap
     assert not any(step.errors for step in steps if step is not last)
 
 
-@both
-def test_a_request_may_end_with_the_step_that_finds_its_prompts_logprobs(overlap: bool) -> None:
-    engine = make_engine(overlap=overlap, executor_class=Executor)
-    engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=1, prompt_logprobs=0))
-    (output,) = all_outputs(engine)
-    assert output.prompt_logprobs is not None
-    assert [None if p is None else list(p) for p in output.prompt_logprobs] == [None, [1], [2]]
-
-
 def test_the_report_has_the_time_of_planning() -> None:
     engine = make_engine(overlap=True)
     schedule, clock = engine.core.scheduler.schedule, engine._now
@@ -202,12 +193,14 @@ def test_logprobs_of_a_position_begin_with_its_token_and_repeat_nothing() -> Non
     assert output_processor.position_logprobs(with_named, str) == told | {7: Logprob(-9.0, None, "7")}
 
 
-def test_prompt_logprobs_come_once_with_the_first_delta() -> None:
-    engine = make_engine(overlap=False, executor_class=Executor)
-    engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=3, prompt_logprobs=0), stream="delta")
+@both
+@pytest.mark.parametrize("max_tokens", [1, 3])
+def test_prompt_logprobs_come_once_with_the_first_delta(overlap: bool, max_tokens: int) -> None:
+    engine = make_engine(overlap=overlap, executor_class=Executor)
+    engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=max_tokens, prompt_logprobs=0), stream="delta")
     first, *others = all_outputs(engine)
-    assert first.prompt_logprobs is not None and len(first.prompt_logprobs) == 3
-    assert [output.prompt_logprobs for output in others] == [None, None]
+    assert [None if p is None else list(p) for p in first.prompt_logprobs or ()] == [None, [1], [2]]
+    assert [output.prompt_logprobs for output in others] == [None] * (max_tokens - 1)
 
 
 def test_an_aborted_delta_stream_returns_what_was_new() -> None:

@@ -23,8 +23,8 @@ CHAT = [{"role": "user", "content": "Hi"}]
 class Watched(LLM):
     """With an engine that has no model, and a list of what it has been given."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
-        engine = create_engine(options)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine = create_engine({})
         engine.tokenizer = small_tokenizer()
         self.seen: list[Request] = []
         add = engine.core.add_request

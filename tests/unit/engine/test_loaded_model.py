@@ -9,6 +9,7 @@ import pytest
 from headway import SamplingParams
 from headway.engine.llm_engine import LLMEngine, LoadedModel
 from headway.errors import ConfigError
+from tests.unit.no_model import all_outputs
 from tests.unit.runner.tiny_llm import TinyLLM
 
 CHANGES: tuple[dict[str, Any], ...] = (
@@ -20,13 +21,9 @@ CHANGES: tuple[dict[str, Any], ...] = (
 
 def answers(engine: LLMEngine, name: str) -> list[list[int]]:
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, detokenize=False)
-    done: dict[str, list[int]] = {}
     for number in range(9):
         engine.add_request(f"{name} {number}", list(range(1 + number, 9 + number)), params, stream=False)
-    while engine.has_unfinished_requests():
-        for output in engine.step().outputs:
-            done[output.request_id] = list(output.outputs[0].token_ids)
-        engine.check_invariants()
+    done = {output.request_id: output.outputs[0].token_ids for output in all_outputs(engine)}
     return [done[f"{name} {number}"] for number in range(9)]
 
 

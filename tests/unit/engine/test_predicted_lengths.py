@@ -13,9 +13,9 @@ from headway.core.request_options import RequestOptions
 from headway.engine.llm_engine import LLMEngine
 from headway.errors import ConfigError
 from headway.executor.fake import FakeExecutor
-from headway.llm import LLM
 from headway.predict import AnswerLengths, OraclePredictor, PromptView, TrafficLog
 from headway.sampling_params import SamplingParams
+from tests.stress.llm_stress import llm_of
 from tests.unit.no_model import all_outputs, engine_on
 from tests.unit.predict.predictors import Predictor
 
@@ -63,11 +63,9 @@ def test_many_requests_are_predicted_with_one_call_and_completions_share_it() ->
     assert found == {"a#0": 30.0, "a#1": 30.0, "b": 4.0, "c": 32.0}
 
 
-def test_generate_asks_once_for_all_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_asks_once_for_all_prompts() -> None:
     predictor = Predictor()
-    engine = make_engine(predictor)
-    monkeypatch.setattr(LLMEngine, "from_config", classmethod(lambda cls, config, *, progress: engine))
-    assert len(LLM().generate([[3, 1], [4, 1], [5, 1]], params(), use_tqdm=False)) == 3
+    assert len(llm_of(make_engine(predictor)).generate([[3, 1], [4, 1], [5, 1]], params(), use_tqdm=False)) == 3
     assert [len(call) for call in predictor.asked] == [3]
     assert predictor.told == [("0", 5), ("1", 5), ("2", 5)]
 
@@ -123,16 +121,10 @@ def test_aborts_and_failures_are_logged_and_not_learnt(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("guess", [float("nan"), float("inf"), 0.0, -3.0])
-def test_a_guess_that_is_none_is_passed_over(guess: float) -> None:
-    engine = make_engine(OraclePredictor(lambda prompt: guess))
-    engine.add_request("a", [3, 1], params())
-    assert engine.core.scheduler.requests["a"].options.predicted_tokens is None
-
-
-def test_one_prompt_that_cannot_be_predicted_does_not_spoil_the_others() -> None:
-    lengths = AnswerLengths(OraclePredictor({"a": 5.0, "c": 7.0}))
-    views = [PromptView([1], request_id=name) for name in "abc"]
-    assert lengths.predict(views) == [5.0, None, 7.0]
+def test_a_guess_that_is_none_is_passed_over_and_does_not_spoil_others(guess: float) -> None:
+    lengths = AnswerLengths(OraclePredictor({"a": 5.0, "none": guess, "c": 7.0}))
+    views = [PromptView([1], request_id=name) for name in ("a", "none", "unknown", "c")]
+    assert lengths.predict(views) == [5.0, None, None, 7.0]
     assert lengths.predict([]) == []
 
 

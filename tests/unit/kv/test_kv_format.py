@@ -78,6 +78,8 @@ def test_a_cache_gives_back_what_its_format_keeps(format: KVFormat, token_major:
     cache = LayerKVCache.zeros(5, 2, 8, 4, dtype=format, token_major=token_major)
     assert cache.format == format
     assert (cache.num_blocks, cache.num_kv_heads, cache.head_dim, cache.block_size) == (5, 2, 8, 4)
+    scales = [None if scale is None else tuple(scale.shape) for scale in (cache.k_scale, cache.v_scale)]
+    assert scales == [(5, 2, 4) if format.name in NUMBERS else None] * 2
     assert sum(tensor.nbytes for tensor in cache.tensors) == 5 * 2 * 4 * format.num_bytes(8)
     slots = torch.randperm(20)[:9]
     k, v = torch.randn(9, 2, 8), torch.randn(9, 2, 8)

@@ -82,9 +82,12 @@ def test_beams_that_have_ended_or_fallen_out_count() -> None:
 
 
 def test_others_stream_as_ever_beside_them() -> None:
-    greedy = {"temperature": 0.0, "max_tokens": 8}
+    greedy = {"temperature": 0.0, "max_tokens": 8, "logprobs": 2}
     channel, _ = looped([ask("a", BEAMS), ask("b", greedy), ask("c", BEST)], *[[]] * 30)
-    assert [len(delta.token_ids) for delta in channel.deltas("b")] == [1] * 8
+    for delta in (deltas := channel.deltas("b")):
+        ((best, second),) = delta.logprobs or ()
+        assert [best.token_id] == delta.token_ids and best.rank == 1 and second.logprob <= best.logprob
+    assert len(deltas) == 8
     assert channel.batches[-1].stats.batch.generation_tokens == 2 * WIDTH * NUM_TOKENS + 8
 
 
@@ -127,7 +130,7 @@ def test_the_counters_of_lookups_never_fall(overlap: bool) -> None:
     requests = [ask("a", BEAMS), ask("b", BEAMS, PROMPT[:5]), ask("c", {"temperature": 0.0, "max_tokens": 30})]
     channel, _ = looped(requests, *[[]] * 60, overlap=overlap, num_blocks=14)
     for name in ("num_queried_tokens", "num_hit_tokens", "num_saved_tokens", "prompt_tokens", "generation_tokens"):
-        values = [batch.stats.as_dict()[name] for batch in channel.batches]
+        values = [getattr(batch.stats, name) for batch in channel.batches]
         assert values == sorted(values), name
     last = numbers(channel.batches[-1].stats)
     assert 0 <= last.num_hit_tokens <= last.num_queried_tokens
