@@ -28,6 +28,18 @@ def test_it_is_this_users_alone_whatever_it_is_in(tmp_path: Path, mode: int) -> 
     assert private_folder(parent) == private_folder(folder) == folder
 
 
+def test_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_CACHE_HOME", "HEADWAY_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value, path in (
+        ("HOME", "/home/me", "/home/me/.cache/headway"),
+        ("XDG_CACHE_HOME", "/b", "/b/headway"),
+        ("HEADWAY_CACHE_DIR", "/a", "/a"),
+    ):
+        monkeypatch.setenv(name, value)  # each goes before those that are set already
+        assert str(cache_dir.cache_dir()) == path
+
+
 @as_root
 def test_a_volume_of_root_with_a_group(tmp_path: Path) -> None:
     """As Kubernetes mounts one for a user with the number 1000 and a group."""

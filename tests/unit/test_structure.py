@@ -11,8 +11,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.unit.lab.bench.test_offline_bench import SHAPE
 
 ROOT = Path(__file__).parents[2]
@@ -57,20 +55,10 @@ def test_no_circle_of_imports() -> None:
     assert not circles({name: set(imports(file)) for name, file in MODULES.items()})
 
 
-def test_few_modules_know_the_configuration() -> None:
-    knowing = [
-        name
-        for name, file in MODULES.items()
-        if name.split(".")[1:2] and name.split(".")[1] in ENGINE_PACKAGES and "headway.config" in imports(file)
-    ]
-    assert len(knowing) <= MOST_CONFIG_MODULES, knowing
-
-
-@pytest.mark.parametrize("package", TENSOR_PACKAGES)
-def test_tensor_code_is_told_what_it_needs(package: str) -> None:
-    for name, file in MODULES.items():
-        if name.startswith(f"headway.{package}."):
-            assert "headway.config" not in imports(file), f"{name} imports the whole configuration"
+def test_few_modules_know_the_configuration_and_no_tensor_code_does() -> None:
+    knowing = [name.split(".")[1:] for name, file in MODULES.items() if "headway.config" in imports(file)]
+    assert sum(one[0] in ENGINE_PACKAGES for one in knowing if one) <= MOST_CONFIG_MODULES, knowing
+    assert not [one for one in knowing if len(one) > 1 and one[0] in TENSOR_PACKAGES]
 
 
 # ---- one step -------------------------------------------------------------------------------------------------------

@@ -88,13 +88,9 @@ def test_the_file_gives_the_same_predictions(model: RankerModel, file: Path) -> 
     assert isinstance(loaded, LearnedRanker) and loaded.model == model
     assert loaded.predict(TEST_PROMPTS) == LearnedRanker(model).predict(TEST_PROMPTS)
     assert [path.name for path in file.parent.iterdir()] == ["model"]
-
-
-def test_one_at_a_time_is_the_same_as_all_at_once(model: RankerModel) -> None:
-    ranker = LearnedRanker(model)
-    assert [ranker.predict([prompt])[0] for prompt in TEST_PROMPTS] == ranker.predict(TEST_PROMPTS)
-    assert ranker.predict([]) == []
-    ranker.observe(TEST_PROMPTS[0], 7)
+    assert [loaded.predict([prompt])[0] for prompt in TEST_PROMPTS] == loaded.predict(TEST_PROMPTS)
+    assert loaded.predict([]) == []
+    loaded.observe(TEST_PROMPTS[0], 7)
 
 
 def test_holds_out_about_the_share_and_keeps_equal_prompts_together() -> None:

@@ -61,6 +61,10 @@ def test_one_series_has_no_legend_and_many_have_rows_of_it() -> None:
     svg = line_chart("t", x="x", y="y", series=many)
     assert sum(text.startswith("series number") for text in texts(svg)) == 9
     assert 'stroke-dasharray="6 4"' in svg  # colours come again, dashed
+    series = [Series("served", [1, 2], [1, 1.5]), Series("offered = served", [1, 2], [1, 2], is_reference=True)]
+    svg = line_chart("t", x="x", y="y", series=series)
+    assert "offered = served" in texts(svg)
+    assert [path.get("stroke") for path in parsed(svg).iter(f"{SVG}path")] == ["var(--hw-1)", "var(--hw-dim)"]
 
 
 @pytest.mark.parametrize("kind", ["line", "step", "points"])
@@ -105,13 +109,10 @@ def test_thousands_of_points_are_thinned_and_peaks_stay() -> None:
     assert min(numbers(paths(svg)[0])[1::2]) < 100  # the peak reaches the top
     cloud = line_chart("t", x="x", y="y", series=[Series("a", xs, [random.random() for _ in xs], kind="points")])
     assert cloud.count("<circle") < 6_000
-
-
-def test_thinning_keeps_ends_and_extremes() -> None:
     ys = [3.0] * 900
     ys[200], ys[700] = 9.0, -9.0
     spots = [Spot(0.001 * n, y, n) for n, y in enumerate(ys)]
-    assert [spot.number for spot in thin_line(spots)] == [0, 200, 700, 899]
+    assert [spot.number for spot in thin_line(spots)] == [0, 200, 700, 899], "ends and extremes stay"
     assert thin_cloud(spots) == spots
 
 
@@ -170,13 +171,6 @@ def test_equal_lines_are_dashed_over_each_other_and_named_as_the_same() -> None:
     assert {"b (same as a)", "c (same as a)"} <= set(texts(same))
     patterns = [path.get("stroke-dasharray") for path in parsed(same).iter(f"{SVG}path")]
     assert len(set(patterns)) == 3  # all three can be seen
-
-
-def test_a_reference_is_grey_and_in_the_legend() -> None:
-    series = [Series("served", [1, 2], [1, 1.5]), Series("offered = served", [1, 2], [1, 2], is_reference=True)]
-    svg = line_chart("t", x="x", y="y", series=series)
-    assert "offered = served" in texts(svg)
-    assert [path.get("stroke") for path in parsed(svg).iter(f"{SVG}path")] == ["var(--hw-1)", "var(--hw-dim)"]
 
 
 def test_bars_of_ratios_begin_at_one() -> None:

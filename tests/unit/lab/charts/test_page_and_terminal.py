@@ -19,6 +19,7 @@ def test_a_page_is_whole_and_takes_nothing_for_markup(tmp_path: Path) -> None:
     page.table(["name", "value"], [["<a>", 1234.5], ["b", None]])
     page.code("headway bench <serve>")
     page.chart(line_chart("chart", x="x", y="y", series=[Series("s", [1, 2], [1, 2])]), "a <caption>")
+    page.made_by(Origin("headway sim --set 'a=<b>'", "1.2.3", "7", "a machine & more"))
     page.save(tmp_path / "page.html")
     html = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert html == page.render()
@@ -27,17 +28,11 @@ def test_a_page_is_whole_and_takes_nothing_for_markup(tmp_path: Path) -> None:
     shown = " ".join(root.itertext())
     for text in ("Title <1>", "sub & title", "<h>", "one <b>", "<a>", "1,234", "–", "2,000", "a <caption>", "<serve>"):
         assert text in shown
-    assert "<script" not in html and "src=" not in html and "@import" not in html
-    assert len(root.findall("p")) == 3  # the subtitle and two paragraphs
-
-
-def test_the_foot_of_a_page_says_what_made_it() -> None:
-    page = Page("t")
-    page.made_by(Origin("headway sim --set 'a=<b>'", "1.2.3", "7", "a machine & more"))
-    root = ElementTree.fromstring(page.render()[page.render().index("<body>") : -len("</html>\n")])
     foot = " ".join(root.find("footer").itertext())  # type: ignore[union-attr]
     for text in ("headway sim --set 'a=<b>'", "Headway 1.2.3", "seed: 7", "machine: a machine & more"):
         assert text in foot
+    assert "<script" not in html and "src=" not in html and "@import" not in html
+    assert len(root.findall("p")) == 3  # the subtitle and two paragraphs
 
 
 def test_a_command_is_shown_without_its_secrets() -> None:

@@ -23,19 +23,17 @@ def test_measuring_again_replaces_that_row_only(tmp_path: Path) -> None:
     for one in (row("orca", ours="old"), row("eras", ours="old"), row("eras", ours="simulated", where="simulator")):
         results.put(one)
     again = saved(results, tmp_path)
+    assert again.rows == results.rows
     again.put(row("eras", ours="new"))
     assert [(one.claim.id, one.outcome.ours) for one in again.rows] == [
         ("eras", "new"),
         ("eras", "simulated"),
         ("orca", "old"),
     ]
-
-
-def test_a_claim_that_is_gone_is_left_out(tmp_path: Path) -> None:
     document = Results({"x": row()}).as_json()
     document["rows"][0]["claim"]["id"] = "gone"
     (tmp_path / JSON_NAME).write_text(json.dumps(document))
-    assert Results.load(tmp_path).rows == []
+    assert Results.load(tmp_path).rows == [], "a claim that is gone is left out"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"kind": "headway claims", "format": 99}', '{"kind": "other"}'])

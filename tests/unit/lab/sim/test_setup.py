@@ -12,14 +12,12 @@ from headway.lab.workload.bench_requests import BenchRequest
 from tests.unit.lab.sim.machines import calibration
 
 
-def test_what_is_left_open_is_as_calibrated() -> None:
+def test_options_of_scheduler_and_cache() -> None:
+    """What is left open is as calibrated."""
     setup = set_up(calibration(), {})
     assert (setup.scheduler.max_num_seqs, setup.scheduler.max_num_batched_tokens) == (8, 64)
     assert (setup.machine.num_blocks, setup.machine.block_size, setup.cache.enable_prefix_caching) == (200, 4, False)
     assert not setup.notes
-
-
-def test_options_of_scheduler_and_cache() -> None:
     setup = set_up(calibration(), {"scheduling_policy": "sjf", "enable_prefix_caching": True, "num_kv_blocks": 50})
     assert (setup.scheduler.scheduling_policy, setup.cache.enable_prefix_caching) == ("sjf", True)
     assert setup.machine.num_blocks == 50

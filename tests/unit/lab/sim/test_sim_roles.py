@@ -71,20 +71,14 @@ def test_a_transfer_while_the_other_replica_is_idle_is_not_hidden() -> None:
     assert result.timelines[1].ttft_s == pytest.approx(0.070 + 0.0309 + 0.0102)
 
 
-def test_a_link_carries_one_prompt_after_the_other() -> None:
-    """Two prompts are computed in one step; the blocks of the second wait for those of the first."""
-    work = [*generating(4), *(BenchRequest(prompt(n, 800), 1, arrival_s=0.2) for n in (5, 6))]
-    first, second = run(work, Roles(1, 1)).transfers
-    assert first.asked_s == second.asked_s
-    assert second.from_s == first.to_s
-
-
-def test_links_into_two_replicas_carry_at_once_but_one_out_of_a_replica_does_not() -> None:
-    work = [*generating(8), *(BenchRequest(prompt(n, 800), 1, arrival_s=0.2) for n in (9, 10))]
-    first, second = run(work, Roles(1, 2), router="round-robin").transfers
-    assert {first.place, second.place} == {0, 1} and second.from_s == first.to_s
-    first, second = run(work, Roles(2, 2), router="round-robin").transfers
-    assert {first.place, second.place} == {0, 1} and second.from_s == first.from_s
+def test_links_into_two_replicas_carry_at_once_but_one_link_does_not() -> None:
+    """Two prompts are computed in one step; where they share a link, the second's blocks wait."""
+    prompts = [BenchRequest(prompt(n, 800), 1, arrival_s=0.2) for n in (9, 10)]
+    for roles, places in ((Roles(1, 1), {0}), (Roles(1, 2), {0, 1}), (Roles(2, 2), {0, 1})):
+        work = [*generating(4 * roles.num_decode), *prompts]
+        first, second = run(work, roles, router="round-robin").transfers
+        assert {first.place, second.place} == places and first.asked_s == second.asked_s
+        assert second.from_s == (first.from_s if roles.num_prefill == 2 else first.to_s)
 
 
 def test_what_the_decode_replica_has_stays_there() -> None:

@@ -97,6 +97,9 @@ def test_prefixes_are_shared_as_in_the_engine() -> None:
     first, second = (timeline.ttft_s for timeline in result.timelines)
     assert first == pytest.approx(0.040)
     assert second == pytest.approx(0.004), "all blocks but the last are in the cache"
+    turns = [BenchRequest(list(range(40)), 1), BenchRequest([*range(40), *range(100, 120)], 1, after=0)]
+    result = simulate(turns, machine(PER_TOKEN), CONFIG)
+    assert (result.timelines[1].ttft_s, result.num_hit_tokens) == (pytest.approx(0.020), 40)
     with pytest.raises(ConfigError, match="one answer"):
         simulate([BenchRequest([1], 1, num_choices=2)], machine(), CONFIG)
 
@@ -132,13 +135,6 @@ def test_turns_of_a_conversation_follow_each_other() -> None:
     assert second.arrival_s == pytest.approx(1.53)
     assert second.token_times_s == pytest.approx([1.54, 1.55])
     assert (third.arrival_s, third.token_times_s) == (9.0, pytest.approx([9.01])), "not before its own time"
-
-
-def test_the_next_turn_starts_from_the_cached_one() -> None:
-    requests = [BenchRequest(list(range(40)), 1), BenchRequest([*range(40), *range(100, 120)], 1, after=0)]
-    result = simulate(requests, machine(PER_TOKEN), CONFIG)
-    assert result.timelines[1].ttft_s == pytest.approx(0.020)
-    assert result.num_hit_tokens == 40
 
 
 def test_replicas_work_side_by_side() -> None:

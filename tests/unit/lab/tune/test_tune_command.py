@@ -142,19 +142,16 @@ def test_sim_with_ranks(
     assert "4 ranks: steps of one were measured alone" in capsys.readouterr().out
 
 
-def test_sim_says_when_a_load_is_beyond_capacity(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sim", *files, "--rate", "1"]) == 0
-    assert "Beyond capacity" not in capsys.readouterr().out
-    assert main(["sim", *files, "--rate", "100"]) == 0
-    assert re.search(r"Beyond capacity: \S+/s offered, \S+/s served \(about \S+/s can be\)", capsys.readouterr().out)
-    assert main(["sim", *files, "--rate", "inf"]) == 0  # nobody offered a rate
-    assert "Beyond capacity" not in capsys.readouterr().out
-
-
-def test_a_short_run_whose_answers_take_long_is_not_beyond_capacity(
+def test_sim_says_when_a_load_is_beyond_capacity(
     run: Callable[..., Any], files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Half of what comes is served, since the last answers take as long as all arrivals; yet seats are free."""
+    """Not of a rate that nobody offered, and not of a short run whose last answers take as long as all arrivals:
+    half of what comes is served, yet seats are free."""
+    assert run("sim", files, "--rate", "100")["beyond_capacity"]
+    assert re.search(r"Beyond capacity: \S+/s offered, \S+/s served \(about \S+/s can be\)", capsys.readouterr().out)
+    for rate in ("1", "inf"):
+        run("sim", files, "--rate", rate)
+        assert "Beyond capacity" not in capsys.readouterr().out
     flat = CostModel.of_terms(decode_constant=0.01, chunk_constant=0.01)
     calibration(flat, num_blocks=4000).save(tmp_path / "machine.json")
     long_answers = ["--set", "output.low=100", "--set", "output.high=100", "--requests", "6", "--rate", "5"]

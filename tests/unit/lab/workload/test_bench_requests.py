@@ -12,7 +12,14 @@ from headway.lab.bench.offline_bench import SCENARIOS
 from headway.lab.workload.bench_requests import LengthRange, TraceLimits, draw_work, trace_work
 
 
-def test_nano_is_drawn_as_the_other_engines_draw_it() -> None:
+def test_work_is_drawn_as_the_other_engines_draw_it() -> None:
+    """Fixed lengths draw nothing but ids."""
+    for name, num_requests, num_in, num_out in (("b1", 1, 128, 256), ("b64", 64, 128, 256), ("prefill", 128, 2048, 1)):
+        random.seed(0)
+        work = SCENARIOS[name].draw(0, 151_936)
+        drawn = [[random.randint(0, 10000) for _ in range(num_in)] for _ in range(num_requests)]
+        assert [request.prompt_token_ids for request in work] == drawn
+        assert {request.num_output_tokens for request in work} == {num_out}
     random.seed(0)
     prompts = [[random.randint(0, 10000) for _ in range(random.randint(100, 1024))] for _ in range(256)]
     outputs = [random.randint(100, 1024) for _ in range(256)]
@@ -20,19 +27,6 @@ def test_nano_is_drawn_as_the_other_engines_draw_it() -> None:
     assert [request.prompt_token_ids for request in work] == prompts
     assert [request.num_output_tokens for request in work] == outputs
     assert (sum(map(len, prompts)), sum(outputs)) == (142_827, 133_966)
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"), [("b1", (1, 128, 256)), ("b64", (64, 128, 256)), ("prefill", (128, 2048, 1))]
-)
-def test_fixed_lengths_draw_nothing_but_ids(name: str, shape: tuple[int, int, int]) -> None:
-    random.seed(0)
-    num_requests, num_in, num_out = shape
-    work = SCENARIOS[name].draw(0, 151_936)
-    assert [r.prompt_token_ids for r in work] == [
-        [random.randint(0, 10000) for _ in range(num_in)] for _ in range(num_requests)
-    ]
-    assert {request.num_output_tokens for request in work} == {num_out}
 
 
 def test_lengths_around_a_length() -> None:

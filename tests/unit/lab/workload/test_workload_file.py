@@ -22,10 +22,20 @@ EXAMPLES = sorted((Path(__file__).parents[4] / "workloads").glob("*.toml"))
 DOCUMENTATION = (Path(__file__).parents[4] / "docs" / "workloads.md").read_text(encoding="utf-8")
 NEEDS_DATA = {"azure", "mooncake", "mtbench101", "sarathi"}
 GOOD: dict[str, Any] = {"input": 5, "output": 5}
+NUMBERS: dict[str, Any] = {
+    "requests": 5,
+    "arrivals": {"kind": "gamma", "rate": 1.0, "cv": 1.0},
+    "input": {"kind": "lognormal", "median": 20, "sigma": 1.0, "cap": 100},
+    "output": {"kind": "zipf", "exponent": 1.5, "low": 1, "high": 9},
+    "limits": {"min_input": 1, "max_input": 50, "max_total": 60},
+    "content": {"kind": "shared_prefix", "prefixes": 2, "prefix_tokens": 4, "weights": [1, 2]},
+    "classes": [{"weight": 1, "ttft_target_s": 1.0, "priority": 1}],
+}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_can_be_read_and_drawn(path: Path) -> None:
+    assert f"`{path.name}`" in DOCUMENTATION
     workload = load_workload(path)
     assert workload.name == path.stem and workload.summary
     if path.stem in NEEDS_DATA:
@@ -35,12 +45,6 @@ def test_every_example_can_be_read_and_drawn(path: Path) -> None:
         found = statistics_of(workload.draw(vocab_size=1000, num_requests=50))
         assert found.num_requests == 50
         assert found.input.max + found.output.max < 8192
-
-
-def test_the_examples_are_those_of_the_documentation() -> None:
-    names = {path.stem for path in EXAMPLES}
-    assert names == NEEDS_DATA | {"anyscale", "backlog", "orca", "chat_lognormal", "shared_prefix", "conversations"}
-    assert all(f"`{name}.toml`" in DOCUMENTATION for name in names)
 
 
 @pytest.mark.parametrize("text", re.findall(r"```toml\n(.*?)```", DOCUMENTATION, re.DOTALL))
@@ -83,10 +87,7 @@ def test_the_papers_workloads_are_theirs() -> None:
         ({**GOOD, "content": {"kind": "conversations", "turns": 0}}, "content: turns: value must be"),
         ({**GOOD, "content": {"kind": "conversations", "turns": 2, "order": "file"}}, "'order' goes with a 'file'"),
         ({**GOOD, "content": {"kind": "shared_prefix", "prefixes": 2}}, "'prefix_tokens' is needed"),
-        (
-            {**GOOD, "content": {"kind": "shared_prefix", "prefixes": 2, "prefix_tokens": 9, "weights": [1]}},
-            "weights must be a list of 2 numbers",
-        ),
+        ({**GOOD, "content": {**NUMBERS["content"], "weights": [1]}}, "weights must be a list of 2 numbers"),
         ({**GOOD, "limits": {"max_in": 5}}, "Did you mean 'max_input'?"),
         ({**GOOD, "limits": {"min_input": 9, "max_input": 5}}, "max_input must not be below min_input"),
         ({**GOOD, "classes": {}}, "classes: a list of tables is expected"),
@@ -113,6 +114,8 @@ def test_errors_of_a_file_name_it(tmp_path: Path) -> None:
         load_workload(tmp_path / "none.toml")
     with pytest.raises(ConfigError, match="there is no data directory"):
         load_workload(file, data_dir=tmp_path / "none")
+    with pytest.raises(ConfigError, match="at least one request, not 0"):
+        workload_from_options(GOOD).draw(vocab_size=9, num_requests=0)
 
 
 def test_files_are_looked_for_beside_the_workload_and_then_in_the_data_directory(tmp_path: Path) -> None:
@@ -161,9 +164,7 @@ def test_overrides() -> None:
         ("t.jsonl", '{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [-1]}', "hash_ids must be"),
         ("t.jsonl", '{"timestamp": 0, "input_length": 1, "hash_ids": [1]}', "there is no 'output_length'"),
         ("t.csv", "input_tokens\n99999999999999999999\n", "'input_tokens' must be a number of at most 16,777,216"),
-        ("t.jsonl", '{"input_tokens": 1' + 400 * "0" + "}", "'input_tokens' must be a number of at most"),
         ("t.csv", "arrival_s\nnan\n", "'arrival_s' must be a number of at least 0, not 'nan'"),
-        ("t.csv", "arrival_s\ninf\n", "'arrival_s' must be a number of at most"),
         ("t.csv", "arrival_s,input_tokens,output_tokens\n0,1,1\n1e11,1,1\n", "(31 years)"),
         ("t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nnow,1,1\n", "TIMESTAMP must be a date and a time such as"),
         ("t.csv", "ContextTokens,GeneratedTokens\n1,1\n", "line 2: there is no 'TIMESTAMP'"),
@@ -181,15 +182,6 @@ def test_a_bad_trace(tmp_path: Path, name: str, text: str, message: str) -> None
 
 
 HOSTILE = (math.nan, math.inf, -math.inf, -1, 0, 1e-308, 1e-20, 1e4, 1e9, 1e308, 10**20, 10**400)
-NUMBERS = {
-    "requests": 5,
-    "arrivals": {"kind": "gamma", "rate": 1.0, "cv": 1.0},
-    "input": {"kind": "lognormal", "median": 20, "sigma": 1.0, "cap": 100},
-    "output": {"kind": "zipf", "exponent": 1.5, "low": 1, "high": 9},
-    "limits": {"min_input": 1, "max_input": 50, "max_total": 60},
-    "content": {"kind": "shared_prefix", "prefixes": 2, "prefix_tokens": 4, "weights": [1, 2]},
-    "classes": [{"weight": 1, "ttft_target_s": 1.0, "priority": 1}],
-}
 OTHERS = (
     {"input": {"kind": "exponential", "mean": 5, "cap": 9}, "output": {"kind": "uniform", "low": 1, "high": 3}},
     {"input": {"kind": "lognormal", "mean": 5, "sigma": 1.0}, "arrivals": {"kind": "poisson", "rate": 2.0}},
@@ -225,8 +217,3 @@ def test_no_number_of_a_workload_ends_in_anything_but_work_or_an_error_in_words(
                 work = workload_from_options(tried).draw(vocab_size=9, num_requests=6)
                 assert json.dumps(statistics_of(work).as_json(), allow_nan=False), place
                 assert all(0 <= one.arrival_s <= 1e9 and one.num_output_tokens <= 2**24 for one in work), place
-
-
-def test_no_requests_are_no_workload() -> None:
-    with pytest.raises(ConfigError, match="at least one request, not 0"):
-        workload_from_options(GOOD).draw(vocab_size=9, num_requests=0)
