@@ -19,8 +19,7 @@ from headway.rpc.messages import AddRequest
 from headway.rpc.ray_cluster import RayCluster
 from headway.rpc.supervision import Patience
 from headway.sampling_params import SamplingParams
-from tests.unit.rpc.served import FACTORY, ROOT, add, read, until
-from tests.unit.rpc.test_scaling import expected
+from tests.unit.rpc.served import FACTORY, ROOT, all_ready, expected, kill, read, text_of
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
@@ -56,10 +55,6 @@ def client(
     )
 
 
-async def text_of(engine: EngineClient, name: str, num_tokens: int) -> str:
-    return "".join(delta.text for delta in await read(engine.submit(add(name, max_tokens=num_tokens))))
-
-
 def test_engines_die_and_nodes_go_and_come(nodes: Any) -> None:
     async def test() -> None:
         engine = client(nodes)
@@ -68,18 +63,17 @@ def test_engines_die_and_nodes_go_and_come(nodes: Any) -> None:
             reading = [asyncio.create_task(text_of(engine, f"r{number}", 2000)) for number in range(8)]
             await asyncio.sleep(1)
             for replica, kind in zip(engine.replicas, (signal.SIGKILL, signal.SIGSTOP), strict=True):
-                assert replica.pid is not None
-                os.kill(replica.pid, kind)
+                kill(replica, kind)
                 await asyncio.sleep(1)
             assert await asyncio.gather(*reading) == [expected(2000)] * 8
-            await until(lambda: all(replica.is_ready for replica in engine.replicas))
+            await all_ready(engine)
             reading = [asyncio.create_task(text_of(engine, f"s{number}", 2000)) for number in range(8)]
             await asyncio.sleep(1)
             (other,) = nodes.worker_nodes
             await asyncio.to_thread(nodes.remove_node, other, allow_graceful=False)
             assert await asyncio.gather(*reading) == [expected(2000)] * 8
             nodes.add_node(num_cpus=1)  # in the main thread: it sets a signal handler
-            await until(lambda: all(replica.is_ready for replica in engine.replicas))
+            await all_ready(engine)
             assert await text_of(engine, "after", 20) == expected(20)
         finally:
             await engine.shutdown()
@@ -107,11 +101,9 @@ def test_prefill_and_decode_apart_on_two_nodes(nodes: Any, monkeypatch: pytest.M
             assert engine.prefill_outcomes["elsewhere"] == 8, engine.prefill_outcomes
             asking = [asyncio.create_task(ask(f"s{number}")) for number in range(8)]
             await asyncio.sleep(0.1)
-            pid = engine.replicas[1].pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
+            kill(engine.replicas[1])
             assert await asyncio.gather(*asking) == [texts[0]] * 8
-            await until(lambda: all(replica.is_ready for replica in engine.replicas))
+            await all_ready(engine)
             assert await ask("after") == texts[0]
         finally:
             await engine.shutdown()
