@@ -49,16 +49,13 @@ async def ask(http: httpx.AsyncClient, prompt: str, num_tokens: int, *, stream: 
         "return_token_ids": True,
         "stream": stream,
     }
-    if not stream:
-        answer = await http.post("/v1/completions", json=body)
-        if answer.status_code != 200:
-            raise ValueError(f"{answer.status_code} {answer.text[:200]}")
-        return list(answer.json()["choices"][0]["token_ids"])
     token_ids: list[int] = []
-    async with http.stream("POST", "/v1/completions", json=body) as streamed:
-        if streamed.status_code != 200:
-            raise ValueError(f"{streamed.status_code} {(await streamed.aread())[:200]!r}")
-        async for line in streamed.aiter_lines():
+    async with http.stream("POST", "/v1/completions", json=body) as answer:
+        if answer.status_code != 200:
+            raise ValueError(f"{answer.status_code} {(await answer.aread())[:200]!r}")
+        if not stream:
+            return list(json.loads(await answer.aread())["choices"][0]["token_ids"])
+        async for line in answer.aiter_lines():
             if line == "data: [DONE]":
                 return token_ids
             if line:

@@ -229,21 +229,25 @@ async def test_jobs_do_not_wait_for_each_other_and_are_killed_when_their_callers
     assert helpers.run(PLAIN_JOB, AMPLE) is not None
 
 
-def test_a_nursery_and_its_helpers_end_with_their_engine() -> None:
+def test_a_nursery_ends_with_its_engine_and_ends_its_helpers() -> None:
+    """One whose engine closes its end while a helper waits for its job, and one whose engine dies."""
     program = (
         "import os; from headway.structured.helper_processes import HelperProcesses;"
-        "helpers = HelperProcesses({'tokenizer': 'byte', 'n_vocab': 262, 'eos_token': [256]});"
-        "helpers.prepare(); channel = helpers._begin(); print(helpers.nursery.pid, flush=True);"
-        "input(); os._exit(1)"
+        "parts = {'tokenizer': 'byte', 'n_vocab': 262, 'eos_token': [256]};"
+        "closed, left = HelperProcesses(parts), HelperProcesses(parts); left.prepare(); channel = closed._begin();"
+        "print(closed.nursery.pid, left.nursery.pid, flush=True);"
+        "input(); closed._control.close(); input(); os._exit(1)"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as engine:
         assert engine.stdin is not None and engine.stdout is not None
-        nursery = int(engine.stdout.readline())
-        wait_for(lambda: len(children(nursery)) == 1)  # a helper that waits for its job
-        (helper,) = children(nursery)
-        engine.stdin.write(b"\n")
-        engine.stdin.flush()
-        wait_for(lambda: not is_running(nursery) and not is_running(helper))
+        closed, left = map(int, engine.stdout.readline().split())
+        wait_for(lambda: len(children(closed)) == 1)
+        (helper,) = children(closed)
+        engine.stdin.write("\n")
+        wait_for(lambda: not is_running(closed) and not is_running(helper))
+        engine.stdin.write("\n")
+        wait_for(lambda: not is_running(left))
 
 
 def is_kept(compiler: GrammarCompiler, grammar: str) -> bool:

@@ -81,6 +81,7 @@ def test_first_and_last_token(metadata: dict[str, Any], first: list[int], last: 
 
 def test_special_and_user_defined_tokens() -> None:
     tokenizer = tokenizer_from_gguf(byte_level_metadata(pre="smollm"))
+    assert tokenizer.special_tokens["bos_token"] == SPECIALS[1]
     tool_call, with_space = tokenizer.vocab_size - 2, tokenizer.vocab_size - 1
     ids = tokenizer.encode("<|im_start|>a<tool_call>héllo wörld<|im_end|>")
     assert ids[0] == 1
@@ -108,18 +109,6 @@ def test_end_tokens_are_all_that_are_declared_and_those_known_by_name() -> None:
     plain = byte_level_metadata(pre="smollm")
     plain["tokenizer.ggml.token_type"] = [1] * len(plain["tokenizer.ggml.tokens"])
     assert tokenizer_from_gguf(plain).eos_token_ids == (0,)
-
-
-def test_chat_templates() -> None:
-    metadata = byte_level_metadata(pre="smollm") | {
-        "tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}",
-        "tokenizer.chat_template.tool_use": "with tools",
-    }
-    tokenizer = tokenizer_from_gguf(metadata)
-    message = [{"role": "user", "content": "hi"}]
-    assert tokenizer.apply_chat_template(message) == "<|im_start|>hi"
-    assert tokenizer.apply_chat_template(message, tools=[{}]) == "with tools"
-    assert tokenizer.chat_template == metadata["tokenizer.chat_template"]
 
 
 def sentencepiece_by_hand(text: str, metadata: dict[str, Any]) -> list[int]:

@@ -211,6 +211,19 @@ def around(text: str, **changes: Any) -> Files:
     return {"tokenizer.json": saved(text), **config(**changes)}
 
 
+def by_id(number: int = SIZE, **changes: Any) -> Files:
+    return config(added_tokens_decoder={str(number): TOOL | changes})
+
+
+def mapped(**names: Any) -> Files:
+    return {"special_tokens_map.json": names}
+
+
+def added(ids: dict[str, int]) -> Files:
+    return {"added_tokens.json": ids}
+
+
+KNOWN_AS_ORDINARY = {"tokenizer.json": saved(tool="ordinary")}
 FILES: dict[str, Files] = {
     **{
         f"{place}, {keys}": around(place, **keys)
@@ -228,43 +241,30 @@ FILES: dict[str, Files] = {
         )
     },
     "no bos token": around(f"{BOS} $A", bos_token=None, add_bos_token=True),
-    "by id": config(added_tokens_decoder={str(SIZE): TOOL | {"special": True}}),
-    "by id, ordinary": config(added_tokens_decoder={str(SIZE): TOOL | {"special": False}}),
-    "by id, lstrip": config(added_tokens_decoder={str(SIZE): TOOL | {"special": True, "lstrip": True}}),
-    "by id, normalized": config(added_tokens_decoder={str(SIZE): TOOL | {"normalized": True}}),
+    "by id": by_id(special=True),
+    "by id, ordinary": by_id(special=False),
+    "by id, lstrip": by_id(special=True, lstrip=True),
+    "by id, normalized": by_id(normalized=True),
     "by id, out of order": config(
         added_tokens_decoder={str(SIZE + 1): {"content": "<img>"}, str(SIZE): {"content": "<tool>"}}
     ),
-    "by id, with a gap": config(added_tokens_decoder={str(SIZE + 5): TOOL}),
+    "by id, with a gap": by_id(SIZE + 5),
     "by id, and the end token": config(
         eos_token="</tool>", added_tokens_decoder={str(SIZE): {"content": "</tool>", "special": False}}
     ),
-    "by id, a word of the vocabulary": config(added_tokens_decoder={"72": {"content": "fox", "special": True}}),
-    "by id, known as ordinary": {
-        "tokenizer.json": saved(tool="ordinary"),
-        **config(added_tokens_decoder={str(SIZE): TOOL | {"special": True}}),
-    },
-    "by id, so the map is not read": {
-        **config(added_tokens_decoder={str(SIZE): TOOL}),
-        "special_tokens_map.json": {"pad_token": "[PAD]"},
-        "added_tokens.json": {"<img>": SIZE + 1},
-    },
-    "added_tokens.json": {**config(), "added_tokens.json": {"<tool>": SIZE, "<img>": SIZE + 1}},
-    "added_tokens.json, special": {
-        **config(extra_special_tokens=["<tool>"]),
-        "added_tokens.json": {"<img>": SIZE + 1, "<tool>": SIZE},
-    },
-    "added_tokens.json, with a name": {**config(pad_token="[PAD]"), "added_tokens.json": {"[PAD]": SIZE}},
-    "added_tokens.json, known already": {**config(), "added_tokens.json": {EOS: 2}},
+    "by id, a word of the vocabulary": by_id(72, content="fox", special=True),
+    "by id, known as ordinary": by_id(special=True) | KNOWN_AS_ORDINARY,
+    "by id, so the map is not read": by_id() | mapped(pad_token="[PAD]") | added({"<img>": SIZE + 1}),
+    "added_tokens.json": config() | added({"<tool>": SIZE, "<img>": SIZE + 1}),
+    "added_tokens.json, special": config(extra_special_tokens=["<tool>"]) | added({"<img>": SIZE + 1, "<tool>": SIZE}),
+    "added_tokens.json, with a name": config(pad_token="[PAD]") | added({"[PAD]": SIZE}),
+    "added_tokens.json, known already": config() | added({EOS: 2}),
     "extra, a list": config(extra_special_tokens=["<tool>", "<img>"]),
     "extra, names": config(extra_special_tokens={"tool_token": "<tool>", "img_token": "<img>"}),
     "extra, former name": config(additional_special_tokens=["<tool>", BOS]),
     "extra, typed": config(extra_special_tokens=[{"__type": "AddedToken", **TOOL, "rstrip": True}]),
     "extra, typed as special": config(extra_special_tokens=[{"__type": "AddedToken", **TOOL, "special": True}]),
-    "extra, known as ordinary": {
-        "tokenizer.json": saved(tool="ordinary"),
-        **config(extra_special_tokens=["<tool>"]),
-    },
+    "extra, known as ordinary": config(extra_special_tokens=["<tool>"]) | KNOWN_AS_ORDINARY,
     "extra, a word of the vocabulary": config(extra_special_tokens=["fox"]),
     "names, after the others": config(
         pad_token="[PAD]", extra_special_tokens=["<img>"], added_tokens_decoder={str(SIZE): TOOL}
@@ -272,17 +272,12 @@ FILES: dict[str, Files] = {
     "a name of the model": config(image_token="<img>", extra_special_tokens=["<tool>"]),
     "names of the model": config(model_specific_special_tokens={"image_token": "<img>"}),
     "a name, typed": config(pad_token={"__type": "AddedToken", **TOOL, "content": "[PAD]", "normalized": True}),
-    "the map goes before": {**config(pad_token="<tool>"), "special_tokens_map.json": {"pad_token": "[PAD]"}},
-    "the map, an object": {**config(), "special_tokens_map.json": {"pad_token": TOOL | {"content": "[PAD]"}}},
-    "the map, former name": {**config(), "special_tokens_map.json": {"additional_special_tokens": ["<tool>"]}},
-    "the map, both": {
-        **config(extra_special_tokens=["<img>"]),
-        "special_tokens_map.json": {"extra_special_tokens": ["<tool>", "<img>"]},
-    },
-    "the map, its former name second": {
-        **config(additional_special_tokens=["<img>"]),
-        "special_tokens_map.json": {"additional_special_tokens": ["<tool>"]},
-    },
+    "the map goes before": config(pad_token="<tool>") | mapped(pad_token="[PAD]"),
+    "the map, an object": config() | mapped(pad_token=TOOL | {"content": "[PAD]"}),
+    "the map, former name": config() | mapped(additional_special_tokens=["<tool>"]),
+    "the map, both": config(extra_special_tokens=["<img>"]) | mapped(extra_special_tokens=["<tool>", "<img>"]),
+    "the map, its former name second": config(additional_special_tokens=["<img>"])
+    | mapped(additional_special_tokens=["<tool>"]),
     "split": config(split_special_tokens=True, extra_special_tokens=["<tool>"]),
     "clean-up": config(clean_up_tokenization_spaces=True),
 }
