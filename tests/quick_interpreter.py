@@ -3,10 +3,10 @@
 At every call of a function, not only at that of the kernel, the interpreter walks through all of the language to put
 its own functions in place of the compiler's. Here it looks first whether they are there already, and knows which. It
 also checks every sum and product of integers for overflow, which takes a third of the time; a GPU does not, and the
-sizes of tests are far from it. It describes the type of every value anew, although there are few of them.
-And it finds out again and again what comes of an operation on values of such types: here it does so once for each pair
-of types, and the next time numpy operates on the numbers at once. All of this has no effect where the interpreter is
-not the one that is known here.
+sizes of tests are far from it. It describes the type of every value anew, although there are few of them. And it finds
+out again and again what comes of an operation on values of such types: here it does so once for each pair of types, and
+the next time numpy operates on the numbers at once. All of this has no effect where the interpreter is not the one that
+is known here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ def make_interpreter_quick() -> None:
     _trust_integers()
     _describe_types_once()
     _operate_on_arrays()
-    _convert_arrays()
 
 
 def _replace_once() -> None:
@@ -145,12 +144,11 @@ class _Made:
     def __init__(self, tensor: Any) -> None:
         self.attributes = {name: value for name, value in vars(tensor).items() if name != "handle"}
         self.handle_dtype = tensor.handle.dtype
-        self.dtype, self.shape = tensor.handle.data.dtype, tensor.handle.data.shape
+        self.dtype = tensor.handle.data.dtype
 
-    def of(self, data: Any, handle_dtype: Any = None) -> Any:
+    def of(self, data: Any) -> Any:
         tensor = object.__new__(tl.tensor)
-        handle = interpreter.TensorHandle(data, handle_dtype or self.handle_dtype)
-        tensor.__dict__.update(self.attributes, handle=handle)
+        tensor.__dict__.update(self.attributes, handle=interpreter.TensorHandle(data, self.handle_dtype))
         return tensor
 
 
@@ -214,51 +212,3 @@ def _operator(name: str, slow: Callable[..., Any], *, is_swapped: bool) -> Calla
         return found
 
     return operate
-
-
-_NUMBERS = {"int1", "fp16", "fp32", "fp64", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
-
-
-def _convert_arrays() -> None:
-    """Values of the type and shape that is wanted stay as they are, and others become it as those before them did."""
-    semantic = getattr(interpreter, "interpreter_semantic", None)
-    if semantic is None:
-        return
-    slow_cast, slow_broadcast, slow_constant = semantic.cast, semantic.broadcast_impl_value, semantic.scalar_constant
-    casts: dict[Any, _Made] = {}
-    broadcasts: dict[Any, tuple[_Made | None, _Made | None]] = {}
-    constants: dict[Any, Any] = {}
-
-    def cast(tensor: Any, dtype: Any, *rounding: Any, **more: Any) -> Any:
-        is_name, name = tensor.dtype.name, dtype.scalar.name
-        if is_name == name:
-            return tensor
-        if any(rounding) or more or is_name not in _NUMBERS or name not in _NUMBERS:
-            return slow_cast(tensor, dtype, *rounding, **more)
-        key = (tensor.type.name, name)
-        if key in casts:
-            return casts[key].of(tensor.handle.data.astype(casts[key].dtype))
-        found = slow_cast(tensor, dtype)
-        casts[key] = _Made(found)
-        return found
-
-    def broadcast(left: Any, right: Any) -> Any:
-        key = (left.type.name, right.type.name)
-        if key not in broadcasts:
-            found = slow_broadcast(left, right)
-            broadcasts[key] = tuple(
-                None if wide is tensor else _Made(wide) for tensor, wide in zip((left, right), found, strict=True)
-            )
-            return found
-        return tuple(
-            tensor if made is None else made.of(np.broadcast_to(tensor.handle.data, made.shape), tensor.handle.dtype)
-            for tensor, made in zip((left, right), broadcasts[key], strict=True)
-        )
-
-    def constant(value: Any, dtype: Any) -> Any:
-        key = (type(value), repr(value), dtype.name)
-        if key not in constants:
-            constants[key] = slow_constant(value, dtype)
-        return constants[key]
-
-    semantic.cast, semantic.broadcast_impl_value, semantic.scalar_constant = cast, broadcast, constant

@@ -121,13 +121,31 @@ def test_full_size_the_same_to_the_bit_each_time() -> None:
 LAYERS = [(896, 4864), (1024, 3072), (4096, 1024), (6144, 4096), (4096, 12_288), (12_288, 4096), (151_936, 1024)]
 
 
-@pytest.mark.parametrize(("outputs", "inputs"), LAYERS)
-@pytest.mark.parametrize("dtype", [F16, BF16])
-def test_full_size_one_row(outputs: int, inputs: int, dtype: torch.dtype) -> None:
-    case = Operands(1, outputs, inputs, dtype)
+def check_one_row(case: Operands) -> None:
     wanted = skinny_case.expected(case.x, case.weight, case.bias, norm=case.norm, residual=case.residual)
     one_row(case.x, case.weight, case.bias, norm=case.norm, eps=EPS, residual=case.residual)
     skinny_case.assert_near(case.residual, wanted)
+
+
+def check_scaled_linear(case: Operands, num_parts: int) -> None:
+    x = case.scaled_rows(num_parts=num_parts)
+    wanted = skinny_case.expected(x.values, case.weight, case.bias, squares=x.squares)
+    skinny_case.assert_near(scaled_linear(x, case.weight, case.bias, EPS), wanted)
+
+
+def check_swiglu(case: Operands, num_parts: int, *, with_bias: bool = True) -> None:
+    wanted = skinny_case.expected(case.x, case.weight, case.bias, swiglu=True)
+    skinny_case.assert_near(swiglu(case.x, case.weight, case.bias), wanted)
+    x = case.scaled_rows(num_parts=num_parts)
+    bias = case.bias if with_bias else None
+    wanted = skinny_case.expected(x.values, case.weight, bias, squares=x.squares, swiglu=True)
+    skinny_case.assert_near(swiglu(x.values, case.weight, bias, squares=x.squares, eps=EPS), wanted)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), LAYERS)
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_full_size_one_row(outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    check_one_row(Operands(1, outputs, inputs, dtype))
 
 
 @pytest.mark.parametrize("rows", [1, 5, 16, 17, 64])
@@ -142,22 +160,14 @@ def test_full_size_split_add(rows: int, outputs: int, inputs: int, dtype: torch.
 @pytest.mark.parametrize(("outputs", "inputs"), [(1152, 896), (4096, 1024), (6144, 2048)])
 @pytest.mark.parametrize("dtype", [F16, BF16])
 def test_full_size_scaled_linear(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
-    case = Operands(rows, outputs, inputs, dtype)
-    x = case.scaled_rows(num_parts=inputs // 32)
-    wanted = skinny_case.expected(x.values, case.weight, case.bias, squares=x.squares)
-    skinny_case.assert_near(scaled_linear(x, case.weight, case.bias, EPS), wanted)
+    check_scaled_linear(Operands(rows, outputs, inputs, dtype), inputs // 32)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 16, 17, 64])
 @pytest.mark.parametrize(("outputs", "inputs"), [(4864, 896), (3072, 1024), (12_288, 4096)])
 @pytest.mark.parametrize("dtype", [F16, BF16])
 def test_full_size_swiglu(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
-    case = Operands(rows, outputs, inputs, dtype, gated=True)
-    wanted = skinny_case.expected(case.x, case.weight, case.bias, swiglu=True)
-    skinny_case.assert_near(swiglu(case.x, case.weight, case.bias), wanted)
-    x = case.scaled_rows(num_parts=inputs // 32)
-    wanted = skinny_case.expected(x.values, case.weight, case.bias, squares=x.squares, swiglu=True)
-    skinny_case.assert_near(swiglu(x.values, case.weight, case.bias, squares=x.squares, eps=EPS), wanted)
+    check_swiglu(Operands(rows, outputs, inputs, dtype, gated=True), inputs // 32)
 
 
 # ---------------------------------------------------------------------------------- each kernel once, small and odd
@@ -195,24 +205,16 @@ def test_sanitizer_attention_with_padding() -> None:
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (7, 13), (67, 1031), (5, 2053)])
 def test_sanitizer_few_rows(outputs: int, inputs: int, dtype: torch.dtype) -> None:
-    row, gated_row = Operands(1, outputs, inputs, dtype), Operands(1, outputs, inputs, dtype, gated=True)
-    wanted = skinny_case.expected(row.x, row.weight, row.bias, norm=row.norm, residual=row.residual)
-    one_row(row.x, row.weight, row.bias, norm=row.norm, eps=EPS, residual=row.residual)
-    skinny_case.assert_near(row.residual, wanted)
+    check_one_row(Operands(1, outputs, inputs, dtype))
+    gated_row = Operands(1, outputs, inputs, dtype, gated=True)
     wanted = skinny_case.expected(gated_row.x, gated_row.weight, gated_row.bias, norm=gated_row.norm, swiglu=True)
     got = one_row(gated_row.x, gated_row.weight, gated_row.bias, norm=gated_row.norm, eps=EPS, swiglu=True)
     skinny_case.assert_near(got, wanted)
 
-    rows, gated_rows = Operands(19, outputs, inputs, dtype), Operands(19, outputs, inputs, dtype, gated=True)
+    rows = Operands(19, outputs, inputs, dtype)
     skinny_case.check_split_add(rows, rows.bias)
-    scaled = rows.scaled_rows(num_parts=3)
-    wanted = skinny_case.expected(scaled.values, rows.weight, rows.bias, squares=scaled.squares)
-    skinny_case.assert_near(scaled_linear(scaled, rows.weight, rows.bias, EPS), wanted)
-    wanted = skinny_case.expected(gated_rows.x, gated_rows.weight, gated_rows.bias, swiglu=True)
-    skinny_case.assert_near(swiglu(gated_rows.x, gated_rows.weight, gated_rows.bias), wanted)
-    scaled = gated_rows.scaled_rows(num_parts=3)
-    wanted = skinny_case.expected(scaled.values, gated_rows.weight, None, squares=scaled.squares, swiglu=True)
-    skinny_case.assert_near(swiglu(scaled.values, gated_rows.weight, None, squares=scaled.squares, eps=EPS), wanted)
+    check_scaled_linear(rows, 3)
+    check_swiglu(Operands(19, outputs, inputs, dtype, gated=True), 3, with_bias=False)
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])

@@ -124,24 +124,25 @@ def test_a_rank_that_is_killed(tmp_path: Path) -> None:
     assert not children()
 
 
-@pytest.mark.parametrize("family", ["llama_biased", "mistral", "qwen2"])
-def test_families(family: str, tmp_path: Path) -> None:
-    folder = str(save_folder(hf_model(family, num_hidden_layers=1), tmp_path))
-    options = {**SMALL, "num_requests": 2}
-    assert tokens(folder, tensor_parallel_size=2, **options) == tokens(folder, **options)
+class TestWeights:
+    """A class of their own: workers that take whole classes share the ranks' tests."""
 
+    @pytest.mark.parametrize("family", ["llama_biased", "mistral", "qwen2"])
+    def test_families(self, family: str, tmp_path: Path) -> None:
+        folder = str(save_folder(hf_model(family, num_hidden_layers=1), tmp_path))
+        options = {**SMALL, "num_requests": 2}
+        assert tokens(folder, tensor_parallel_size=2, **options) == tokens(folder, **options)
 
-@pytest.mark.parametrize("name", ["gptq desc_act", "awq", "int4", "int8", "fp8 rows", "fp8 blocks", "Q4_K"])
-def test_stored_formats(name: str, tmp_path: Path) -> None:
-    path, _ = write_gguf(name, tmp_path) if name.startswith("Q") else write(name, tmp_path)
-    options = {**SMALL, "num_rounds": 1, "num_requests": 2}
-    assert tokens(str(path), tensor_parallel_size=2, **options) == tokens(str(path), **options)
+    @pytest.mark.parametrize("name", ["gptq desc_act", "awq", "int4", "int8", "fp8 rows", "fp8 blocks", "Q4_K"])
+    def test_stored_formats(self, name: str, tmp_path: Path) -> None:
+        path, _ = write_gguf(name, tmp_path) if name.startswith("Q") else write(name, tmp_path)
+        options = {**SMALL, "num_rounds": 1, "num_requests": 2}
+        assert tokens(str(path), tensor_parallel_size=2, **options) == tokens(str(path), **options)
 
-
-@pytest.mark.parametrize("quantization", ["fp8", "int8", "int4"])
-def test_formats_made_at_load(quantization: str, tmp_path: Path) -> None:
-    """Scales are those of whole rows, whoever has a part of them."""
-    shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1}
-    folder = str(save_folder(hf_model("llama", **shape), tmp_path))
-    options = {**SMALL, "num_rounds": 1, "num_requests": 2, "quantization": quantization}
-    assert tokens(folder, tensor_parallel_size=2, **options) == tokens(folder, **options)
+    @pytest.mark.parametrize("quantization", ["fp8", "int8", "int4"])
+    def test_formats_made_at_load(self, quantization: str, tmp_path: Path) -> None:
+        """Scales are those of whole rows, whoever has a part of them."""
+        shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1}
+        folder = str(save_folder(hf_model("llama", **shape), tmp_path))
+        options = {**SMALL, "num_rounds": 1, "num_requests": 2, "quantization": quantization}
+        assert tokens(folder, tensor_parallel_size=2, **options) == tokens(folder, **options)

@@ -184,17 +184,6 @@ def test_large_scores_do_not_overflow(library: NativeLibrary) -> None:
     torch.testing.assert_close(rows.double(), sequences.oracle(0, 300, 400), rtol=1e-3, atol=1e-3)
 
 
-def test_plan_is_reused_for_every_layer(fast: NativeLibrary) -> None:
-    caches = [LayerKVCache(k=torch.randn(2, 1, 8, 4), v=torch.randn(2, 1, 4, 8)) for _ in range(3)]
-    backend = CpuAttention(caches, 2)
-    batch = batch_of([(0, 1)], torch.tensor([[1]]))
-    backend.plan(batch)
-    assert backend.batch is batch
-    for layer, cache in enumerate(caches):
-        expected = cache.v[1, 0, 0].repeat(2)[None]
-        torch.testing.assert_close(backend.run(layer, torch.randn(1, 2, 8)), expected, rtol=1e-6, atol=1e-6)
-
-
 def test_what_cannot_be_read_is_refused(fast: NativeLibrary) -> None:
     bad = [LayerKVCache.zeros(1, 1, 8, 4, dtype=torch.bfloat16)]
     assert not CpuAttention.is_supported(bad, 2)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import resource
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import gguf
 import numpy as np
@@ -60,17 +60,9 @@ def test_callers_in_several_threads(library: NativeLibrary) -> None:
     weight, x = torch.randn(300, 200), torch.randn(40, 200)
     layer = PackedLinear(native.pack_int8(weight, library), None)
     expected = layer(x)
-    equal = []
-
-    def call() -> None:
-        equal.append(all(torch.equal(layer(x), expected) for _ in range(50)))
-
-    threads = [threading.Thread(target=call) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert equal == [True] * 4
+    with ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(lambda: all(torch.equal(layer(x), expected) for _ in range(50))) for _ in range(4)]
+        assert all(call.result() for call in calls)
 
 
 def test_idle_pool_uses_no_cpu(fast: NativeLibrary) -> None:

@@ -152,18 +152,17 @@ def test_a_quantised_token_does_not_depend_on_the_batch(library: NativeLibrary) 
 def test_wrong_inputs_are_refused(fast: NativeLibrary) -> None:
     ops, at = NativeOps(), torch.zeros(2, dtype=torch.int64)
     heads = Heads(1, 1, 8, torch.zeros(9, 8), 0.0)
-    half = LayerKVCache.zeros(1, 1, 8, 4, dtype=torch.bfloat16)
-    by_token = LayerKVCache.zeros(1, 1, 8, 4, dtype=torch.float32, token_major=True)
-    with pytest.raises(ValueError, match="key cache"):
-        ops.rope_write_kv(torch.zeros(2, 24), at, at, heads, None, half)
-    with pytest.raises(ValueError, match="key cache .*not token_major"):
-        ops.rope_write_kv(torch.zeros(2, 24), at, at, heads, None, by_token)
-    no_scales = LayerKVCache(torch.zeros(1, 1, 8, 4, dtype=torch.int8), torch.zeros(1, 1, 4, 8, dtype=torch.int8))
-    with pytest.raises(ValueError, match="has no scales"):
-        ops.rope_write_kv(torch.zeros(2, 24), at, at, heads, None, no_scales)
-    with pytest.raises(ValueError, match="norm weight"):
-        ops.norm(torch.zeros(2, 8), None, torch.zeros(7), 1e-5)
-    with pytest.raises(ValueError, match="residual must be"):
-        ops.norm(torch.zeros(2, 8).double(), None, torch.zeros(8), 1e-5)
-    with pytest.raises(ValueError, match="delta has shape"):
-        ops.norm(torch.zeros(2, 8), torch.zeros(3, 8), torch.zeros(8), 1e-5)
+    for cache, message in (
+        (LayerKVCache.zeros(1, 1, 8, 4, dtype=torch.bfloat16), "key cache"),
+        (LayerKVCache.zeros(1, 1, 8, 4, dtype=torch.float32, token_major=True), "key cache .*not token_major"),
+        (LayerKVCache(*(torch.zeros(1, 1, *shape, dtype=torch.int8) for shape in ((8, 4), (4, 8)))), "has no scales"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ops.rope_write_kv(torch.zeros(2, 24), at, at, heads, None, cache)
+    for residual, delta, weight, message in (
+        (torch.zeros(2, 8), None, torch.zeros(7), "norm weight"),
+        (torch.zeros(2, 8).double(), None, torch.zeros(8), "residual must be"),
+        (torch.zeros(2, 8), torch.zeros(3, 8), torch.zeros(8), "delta has shape"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ops.norm(residual, delta, weight, 1e-5)

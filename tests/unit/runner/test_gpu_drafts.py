@@ -16,7 +16,7 @@ from tests.triton_device import DEVICE, ON_GPU, choose  # isort: split
 from headway import LLM, RequestOutput, SamplingParams
 from headway.core import Request
 from headway.core.proposers import Draft, NgramProposer
-from headway.core.speculation import Speculation, _Level
+from headway.core.speculation import _Level
 from headway.errors import ConfigError
 from headway.runner.device_rows import DeviceRows
 from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM, random_prompts
@@ -92,9 +92,10 @@ def expected(tiny: TinyLLM) -> list[tuple[tuple[int, ...], Any]]:
     return generate(tiny.on_cpu())
 
 
-def choose_at_random(speculation: Speculation) -> None:
-    """Whatever it costs: any number of guesses, and often some."""
-    rng = random.Random(2)
+def guesses_of(llm: LLM, expected: list[Any]) -> tuple[int, int]:
+    """How many guesses were right and wrong, with any number of them, and often some, whatever it costs."""
+    speculation, rng = llm.engine.core.scheduler.speculation, random.Random(2)
+    assert speculation is not None
 
     def num_worth(levels: Sequence[_Level], *, most: int, **_: object) -> int:
         most = max(0, min(sum(level.num_guesses for level in levels), most))
@@ -102,6 +103,10 @@ def choose_at_random(speculation: Speculation) -> None:
 
     speculation._num_worth = num_worth  # type: ignore[method-assign]
     speculation._cost.wants_plain = lambda num_rows: False  # type: ignore[method-assign]
+    for _ in range(3 if ON_GPU else 1):
+        assert generate(llm) == expected
+    stats = speculation.stats
+    return stats.num_accepted_tokens, stats.num_draft_tokens - stats.num_accepted_tokens
 
 
 @pytest.mark.parametrize(
@@ -113,12 +118,8 @@ def test_the_same_tokens_as_the_cpu_engine(tiny: TinyLLM, expected: list[Any], v
     speculation = llm.engine.core.scheduler.speculation
     assert speculation is not None
     speculation._proposer = KnowingProposer([tokens for tokens, _ in expected], seed=1)
-    choose_at_random(speculation)
-    for _ in range(3 if ON_GPU else 1):
-        assert generate(llm) == expected
-    stats = speculation.stats
-    assert stats.num_accepted_tokens >= 3
-    assert stats.num_draft_tokens - stats.num_accepted_tokens >= 1
+    num_right, num_wrong = guesses_of(llm, expected)
+    assert num_right >= 3 and num_wrong >= 1
 
 
 DRAFT_VARIANTS: dict[str, dict[str, Any]] = {
@@ -161,16 +162,13 @@ def test_a_draft_model_changes_no_token(
     llm = make(speculation="draft", draft_model=str(draft.path), max_draft_tokens=4, max_num_seqs=6, **options)
     speculation = llm.engine.core.scheduler.speculation
     assert speculation is not None and not speculation.is_ahead
-    choose_at_random(speculation)
-    for _ in range(3 if ON_GPU else 1):
-        assert generate(llm) == expected
-    stats = speculation.stats
-    assert stats.num_accepted_tokens >= 5
+    num_right, num_wrong = guesses_of(llm, expected)
+    assert num_right >= 5
     if same:
         # But for tokens that were computed in another order, and rounded differently.
-        assert stats.num_accepted_tokens >= 0.9 * stats.num_draft_tokens
+        assert num_wrong <= num_right / 9
     else:
-        assert stats.num_draft_tokens - stats.num_accepted_tokens >= 5
+        assert num_wrong >= 5
 
 
 def test_what_does_not_go_with_a_draft_model(tiny: TinyLLM, tmp_path: Path) -> None:
