@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tests.triton_device import DEVICE, ON_GPU, choose  # isort: split
@@ -47,11 +46,8 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def assert_near(got: Tensor, expected: Tensor) -> None:
     tolerance = TOLERANCE[got.dtype]
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=2 * tolerance)
-
-
-def agreement(a: Tensor, b: Tensor) -> float:
-    """Share of the elements that are the same to the bit."""
-    return float((a == b).float().mean())
+    if got.dtype is torch.float16 and got.numel() > 500:
+        assert (got == expected).float().mean() > 0.99, "it rounds where torch does not"
 
 
 # ------------------------------------------------------------------------------------------------------------- norm
@@ -71,15 +67,6 @@ def test_norm_adds_the_delta_in_place(rows: int, width: int, with_delta: bool, d
     assert_near(residual, expected_residual)
     if not with_delta or dtype is not torch.bfloat16 or ON_GPU:
         assert torch.equal(residual, expected_residual)
-
-
-def test_norm_rounds_before_it_scales() -> None:
-    residual, weight = randn(8, 576, dtype=torch.float16), randn(576, dtype=torch.float16)
-    expected = EXPECTED.norm(residual, None, weight, EPS)
-    wide = residual.float()
-    unrounded = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS) * weight.float()
-    assert agreement(OPS.norm(residual, None, weight, EPS), expected) > 0.99
-    assert agreement(unrounded.half(), expected) < 0.9
 
 
 def test_rows_do_not_depend_on_the_batch() -> None:
@@ -105,14 +92,6 @@ def test_swiglu(rows: int, width: int, dtype: torch.dtype) -> None:
 def test_swiglu_of_large_gates() -> None:
     gate_up = torch.tensor([[-200.0, -90.0, 0.0, 200.0, 2.0, 2.0, 2.0, 2.0]], device=DEVICE)
     torch.testing.assert_close(OPS.silu_mul(gate_up), torch.tensor([[0.0, 0.0, 0.0, 400.0]], device=DEVICE))
-
-
-def test_swiglu_rounds_where_torch_does() -> None:
-    gate_up = randn(8, 2 * 500, dtype=torch.float16)
-    gate, up = gate_up.float().chunk(2, dim=-1)
-    expected = EXPECTED.silu_mul(gate_up)
-    assert agreement(OPS.silu_mul(gate_up), expected) > 0.99
-    assert agreement((F.silu(gate) * up).half(), expected) < 0.9
 
 
 # ------------------------------------------------------------------------------------------------------------- rope
@@ -235,18 +214,13 @@ ROPE_CASES: list[dict[str, Any]] = [
         for head_dim in (2, 24, 128)
     ),
     {"cache_dtype": torch.float16},
+    {"num_heads": 24, "head_dim": 128, "dtype": torch.float16, "with_norms": True},
 ]
 
 
 @pytest.mark.parametrize("options", ROPE_CASES, ids=lambda options: "-".join(map(str, options.values())))
 def test_rope_write_kv(options: dict[str, Any]) -> None:
     RopeCase(**options).check()
-
-
-def test_head_norms_round_where_torch_does() -> None:
-    case = RopeCase(num_heads=24, head_dim=128, dtype=torch.float16, with_norms=True)
-    assert agreement(case.run(), case.expected()) > 0.99
-    assert agreement(case.kv.k, case.expected_kv.k) > 0.99
 
 
 def test_rope_does_not_depend_on_the_batch() -> None:
