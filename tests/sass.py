@@ -67,8 +67,6 @@ class Compiled:
     stack_bytes: int
     """Local memory of a thread: registers that did not fit, and arrays."""
     shared_bytes: int
-    num_register_operands: int
-    """How many wgmmas have their first operand in registers."""
     hazards: list[str]
 
     @staticmethod
@@ -86,7 +84,6 @@ class Compiled:
         return Compiled(
             stack_bytes=max(map(int, usage)),
             shared_bytes=shared_bytes,
-            num_register_operands=len(readers),
             hazards=[str(hazard) for function in functions for hazard in hazards(function)],
         )
 

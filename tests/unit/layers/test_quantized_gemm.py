@@ -130,22 +130,6 @@ def test_rows_of_floats(kind: str, shape: tuple[int, int], rows: int) -> None:
     assert error(residual, product) < ROUNDED
 
 
-@pytest.mark.parametrize("rows", [1, 16, 64] if ON_GPU else [3])
-@pytest.mark.parametrize("kind", ["int4", "q4_1", "q6_k", "int8"])
-def test_a_norm_between_two_products_is_part_of_both(kind: str, rows: int) -> None:
-    first, first_wide = packed(kind, (256, 576), HALF)
-    second, second_wide = packed(kind, (96, 256), HALF)
-    x, residual, norm = random_rows(rows, 576), random_rows(rows, 256, seed=4), random_rows(1, 256, seed=5)[0]
-    whole = residual.double() + x.double() @ first_wide.T
-    out, scaled = gemm.multiply_floats(x, first, None, residual=residual, next_norm=norm)
-    assert out is residual and error(residual, whole) < ROUNDED
-    assert scaled is not None
-    wide = residual.double()
-    expected = wide * torch.rsqrt(wide.square().mean(1, keepdim=True) + EPS) * norm.double() @ second_wide.T
-    got, _ = gemm.multiply_floats(scaled.values, second, None, squares=scaled.squares, eps=EPS)
-    assert error(got, expected) < 2 * ROUNDED
-
-
 @pytest.mark.parametrize(
     ("kind", "shape", "rows"), takes_turns(["fp8", "fp8 tensor", "fp8 blocks", "int8"], SHAPES, ROWS), ids=str
 )

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tests.triton_device import DEVICE, ON_GPU, choose  # isort: split
@@ -19,8 +18,8 @@ from tests.triton_device import DEVICE, ON_GPU, choose  # isort: split
 from headway.attention import FORMATS, HeadNorms, Heads, KVFormat
 from headway.kv.layer_cache import LayerKVCache
 from headway.layers import skinny_gemm
-from headway.layers.linear import Delta, TorchLinear
-from headway.layers.ops import Ops, TorchOps
+from headway.layers.linear import TorchLinear
+from headway.layers.ops import TorchOps
 from headway.layers.triton_ops import TritonLinear, TritonOps, meet
 from headway.loader import open_checkpoint
 from headway.models import Decoder, load_decoder
@@ -47,11 +46,8 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def assert_near(got: Tensor, expected: Tensor) -> None:
     tolerance = TOLERANCE[got.dtype]
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=2 * tolerance)
-
-
-def agreement(a: Tensor, b: Tensor) -> float:
-    """Share of the elements that are the same to the bit."""
-    return float((a == b).float().mean())
+    if got.dtype is torch.float16 and got.numel() > 500:
+        assert (got == expected).float().mean() > 0.99, "it rounds where torch does not"
 
 
 # ------------------------------------------------------------------------------------------------------------- norm
@@ -71,15 +67,6 @@ def test_norm_adds_the_delta_in_place(rows: int, width: int, with_delta: bool, d
     assert_near(residual, expected_residual)
     if not with_delta or dtype is not torch.bfloat16 or ON_GPU:
         assert torch.equal(residual, expected_residual)
-
-
-def test_norm_rounds_before_it_scales() -> None:
-    residual, weight = randn(8, 576, dtype=torch.float16), randn(576, dtype=torch.float16)
-    expected = EXPECTED.norm(residual, None, weight, EPS)
-    wide = residual.float()
-    unrounded = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS) * weight.float()
-    assert agreement(OPS.norm(residual, None, weight, EPS), expected) > 0.99
-    assert agreement(unrounded.half(), expected) < 0.9
 
 
 def test_rows_do_not_depend_on_the_batch() -> None:
@@ -105,14 +92,6 @@ def test_swiglu(rows: int, width: int, dtype: torch.dtype) -> None:
 def test_swiglu_of_large_gates() -> None:
     gate_up = torch.tensor([[-200.0, -90.0, 0.0, 200.0, 2.0, 2.0, 2.0, 2.0]], device=DEVICE)
     torch.testing.assert_close(OPS.silu_mul(gate_up), torch.tensor([[0.0, 0.0, 0.0, 400.0]], device=DEVICE))
-
-
-def test_swiglu_rounds_where_torch_does() -> None:
-    gate_up = randn(8, 2 * 500, dtype=torch.float16)
-    gate, up = gate_up.float().chunk(2, dim=-1)
-    expected = EXPECTED.silu_mul(gate_up)
-    assert agreement(OPS.silu_mul(gate_up), expected) > 0.99
-    assert agreement((F.silu(gate) * up).half(), expected) < 0.9
 
 
 # ------------------------------------------------------------------------------------------------------------- rope
@@ -235,18 +214,13 @@ ROPE_CASES: list[dict[str, Any]] = [
         for head_dim in (2, 24, 128)
     ),
     {"cache_dtype": torch.float16},
+    {"num_heads": 24, "head_dim": 128, "dtype": torch.float16, "with_norms": True},
 ]
 
 
 @pytest.mark.parametrize("options", ROPE_CASES, ids=lambda options: "-".join(map(str, options.values())))
 def test_rope_write_kv(options: dict[str, Any]) -> None:
     RopeCase(**options).check()
-
-
-def test_head_norms_round_where_torch_does() -> None:
-    case = RopeCase(num_heads=24, head_dim=128, dtype=torch.float16, with_norms=True)
-    assert agreement(case.run(), case.expected()) > 0.99
-    assert agreement(case.kv.k, case.expected_kv.k) > 0.99
 
 
 def test_rope_does_not_depend_on_the_batch() -> None:
@@ -287,33 +261,6 @@ def test_a_linear_without_fused_forms_leaves_its_product_to_the_next_norm() -> N
     expected = EXPECTED.norm_linear(total, None, weight, EPS, qkv)
     torch.testing.assert_close(OPS.norm_linear(residual, delta, weight, EPS, qkv), expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(residual, total)
-
-
-class FusingLinear(TorchLinear):
-    """Says that it has every fused form, and answers each with a marked result."""
-
-    def norm_linear(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor:
-        return torch.full((1, 1), 1.0)
-
-    def norm_swiglu(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor:
-        return torch.full((1, 1), 2.0)
-
-
-class GatingLinear(TorchLinear):
-    """Has the gate, without the norm before it."""
-
-    def swiglu(self, x: Tensor) -> Tensor:
-        return x * 3
-
-
-@pytest.mark.parametrize("ops", [OPS, EXPECTED], ids=["triton", "torch"])
-def test_ops_take_the_fused_forms_that_a_linear_offers(ops: Ops) -> None:
-    residual, norm = randn(2, 8), randn(8)
-    fusing, gating = FusingLinear(randn(8, 8)), GatingLinear(randn(8, 8))
-    assert ops.norm_linear(residual, None, norm, EPS, fusing).item() == 1.0
-    assert ops.norm_swiglu(residual, None, norm, EPS, fusing).item() == 2.0
-    normed = ops.norm(residual, None, norm, EPS)
-    assert torch.equal(ops.norm_swiglu(residual, None, norm, EPS, gating), normed * 3)
 
 
 @pytest.fixture
@@ -433,18 +380,23 @@ def test_ranks_meet_when_all_have_come() -> None:
         assert [one.tolist() for one in flags] == [[0, number, 0], [5, number, number], [0, number, 0]]
 
 
-@pytest.mark.parametrize("family", ["llama_biased", "mistral", "qwen3"])
-def test_whole_decoder_in_float32(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "dtype", "tolerance"),
+    [
+        ("llama_biased", torch.float32, 1e-5),
+        ("mistral", torch.float32, 1e-5),
+        ("qwen3", torch.float32, 1e-5),
+        ("llama_biased", torch.float16, 5e-3),
+    ],
+)
+def test_whole_decoder(
+    tmp_path: Path, skinny_calls: list[str], family: str, dtype: torch.dtype, tolerance: float
+) -> None:
     checkpoint = open_checkpoint(save_folder(hf_model(family), tmp_path))
-    got, expected = (logits_of_three_steps(load_decoder(checkpoint, device=DEVICE, ops=ops)) for ops in (OPS, EXPECTED))
-    torch.testing.assert_close(got, expected, rtol=2e-5, atol=2e-5)
-
-
-def test_whole_decoder_in_half_precision(tmp_path: Path, skinny_calls: list[str]) -> None:
-    checkpoint = open_checkpoint(save_folder(hf_model("llama_biased"), tmp_path))
-    half, exact = (
-        logits_of_three_steps(load_decoder(checkpoint, device=DEVICE, dtype=dtype, ops=ops))
-        for dtype, ops in ((torch.float16, OPS), (torch.float32, EXPECTED))
+    got, exact = (
+        logits_of_three_steps(load_decoder(checkpoint, device=DEVICE, dtype=one, ops=ops))
+        for one, ops in ((dtype, OPS), (torch.float32, EXPECTED))
     )
-    assert (half - exact).norm() / exact.norm() < 5e-3
-    assert {call.split()[0] for call in skinny_calls} == {"one_row", "split_add", "scaled_linear", "swiglu"}
+    assert (got - exact).norm() / exact.norm() < tolerance
+    fused = {"one_row", "split_add", "scaled_linear", "swiglu"} if dtype is torch.float16 else set()
+    assert {call.split()[0] for call in skinny_calls} == fused

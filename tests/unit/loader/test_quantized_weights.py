@@ -164,10 +164,6 @@ SPELLINGS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Written]]] = {
         one_zero_point,
     ),
     "the library's defaults": (compressed("pack-quantized", num_bits=4, group_size=GROUP), packed),
-    "a preset": (
-        {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"W8A8": ["Linear"]}},
-        int8_rows,
-    ),
     "the group's own format": (
         {
             "quant_method": "compressed-tensors",
@@ -177,8 +173,6 @@ SPELLINGS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Written]]] = {
         int8_rows,
     ),
     "symmetric, with zeros stored": (compressed("int-quantized", **CHANNEL), partial(int8_rows, zeros=True)),
-    "former key of gptq v2": (GPTQ | {"format": "gptq_v2"}, partial(gptq, v2=True)),
-    "gptq leaves layers out": (GPTQ | {"dynamic": {"-:.*layers.1.*": {}}}, gptq),
     "one scale under the name of blocks": (
         {"quant_method": "fp8", "weight_block_size": None},
         partial(fp8, tile=TENSOR, name="weight_scale_inv"),

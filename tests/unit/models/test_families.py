@@ -99,3 +99,35 @@ def test_half_precision_files_compute_in_float32(tmp_path: Path, stored: torch.d
     prompt = random_prompt(16)
     logits = Harness(load_decoder(checkpoint, ops=TorchOps())).prompt_logits(prompt)
     torch.testing.assert_close(logits, hf_logits(widened, prompt), atol=ATOL, rtol=1e-5)
+
+
+KINDS = [("torch", "torch_reference"), ("torch", "torch_padded"), pytest.param("native", "cpu", marks=needs_native)]
+
+
+def batch() -> list[tuple[HandRequest, int]]:
+    return [(HandRequest(random_prompt(length, seed=length)), length) for length in (7, 1, 12)]
+
+
+@pytest.mark.parametrize(("ops", "backend"), KINDS)
+@pytest.mark.parametrize("wanted", [[6, 7, 19], [19, 0, 7, 7], list(range(20)), [3], []])
+def test_wanted_rows_are_rows_of_the_whole(tmp_path: Path, ops: str, backend: str, wanted: list[int]) -> None:
+    decoder = load_decoder(open_checkpoint(save_folder(hf_model("qwen3"), tmp_path)), ops=ops)
+    whole_run, part_run = Harness(decoder, backend=backend), Harness(decoder, backend=backend)
+    whole, part = whole_run.hidden(batch()), part_run.hidden(batch(), wanted)
+    assert part.shape == (len(wanted), decoder.config.hidden_size)
+    if ops == "native":
+        assert torch.equal(part, whole[wanted])
+    else:
+        torch.testing.assert_close(part, whole[wanted], rtol=1e-5, atol=2e-6)
+    for full, cut in zip(whole_run.attention.kv_caches, part_run.attention.kv_caches, strict=True):
+        assert torch.equal(full.k, cut.k) and torch.equal(full.v, cut.v)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_keep_the_dtype_of_the_model(tmp_path: Path, dtype: torch.dtype) -> None:
+    decoder = load_decoder(open_checkpoint(save_folder(hf_model("qwen3"), tmp_path)), ops="torch", dtype=dtype)
+    hidden = Harness(decoder).hidden(batch(), [0, 5])
+    logits = decoder.logits(hidden)
+    assert logits.dtype == dtype
+    assert logits.shape == (2, decoder.config.vocab_size)

@@ -79,13 +79,6 @@ def test_matches_transformers(name: str, head_dim: int) -> None:
     assert torch.equal(table[positions[0], half:], sin[0, :, :half])
 
 
-def test_frequency_factors_divide() -> None:
-    factors = tuple(1.0 + i for i in range(8))
-    plain = scaled_frequencies(RopeConfig(theta=500.0), 16)
-    scaled = scaled_frequencies(RopeConfig(theta=500.0, scaling=FrequencyFactors(factors)), 16)
-    torch.testing.assert_close(scaled * torch.tensor(factors), plain)
-
-
 def test_frequency_factors_of_the_wrong_length_are_refused() -> None:
     with pytest.raises(CorruptModelError, match="3 rope frequency factors for a head of 16"):
         scaled_frequencies(RopeConfig(scaling=FrequencyFactors((1.0, 2.0, 3.0))), 16)

@@ -89,35 +89,6 @@ def random_prompt(length: int, seed: int = 0) -> list[int]:
     return torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist()
 
 
-_GGUF_NAMES = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
-
-def gguf_name(name: str) -> str:
-    """llama.cpp's name of a Hugging Face tensor."""
-    top = {
-        "model.embed_tokens.weight": "token_embd.weight",
-        "model.norm.weight": "output_norm.weight",
-        "lm_head.weight": "output.weight",
-    }
-    if name in top:
-        return top[name]
-    _, _, layer, rest = name.split(".", 3)
-    stem, kind = rest.rsplit(".", 1)
-    return f"blk.{layer}.{_GGUF_NAMES[stem]}.{kind}"
-
-
 def save_gguf(
     model: Any,
     path: Path,
@@ -146,22 +117,19 @@ def save_gguf(
     writer.add_token_list([f"<token {i}> é" for i in range(config.vocab_size)])
     for key, (kind, value) in (metadata or {}).items():
         getattr(writer, f"add_{kind}")(key, value)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config.num_hidden_layers)
+    num_heads = {".q_proj.": config.num_attention_heads, ".k_proj.": config.num_key_value_heads}
     for name, tensor in model.state_dict().items():
-        stored = gguf_name(name)
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if stored in skip_tensors or (name == "lm_head.weight" and config.tie_word_embeddings):
             continue
-        if blocks is not None and name in blocks:
-            writer.add_tensor(stored, blocks[name][0], raw_dtype=blocks[name][1])
-            continue
-        data = tensor.numpy()
-        if architecture == "llama" and ".q_proj." in name:
-            data = _halves_to_pairs(data, config.num_attention_heads)
-        if architecture == "llama" and ".k_proj." in name:
-            data = _halves_to_pairs(data, config.num_key_value_heads)
-        if quantization is not None and data.ndim == 2:
-            writer.add_tensor(stored, quantize(data, quantization), raw_dtype=quantization)
-        else:
-            writer.add_tensor(stored, np.ascontiguousarray(data))
+        data, kind = (blocks or {}).get(name, (tensor.numpy(), quantization if tensor.dim() == 2 else None))
+        for part, count in num_heads.items():
+            if architecture == "llama" and part in name:
+                data = _halves_to_pairs(data, count)
+        if kind is not None and data.dtype != np.uint8:
+            data = quantize(data, kind)
+        writer.add_tensor(stored, np.ascontiguousarray(data), raw_dtype=kind)
     for name, data in (extra_tensors or {}).items():
         writer.add_tensor(name, data)
     writer.write_header_to_file()
