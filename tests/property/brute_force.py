@@ -1,12 +1,11 @@
 """The scheduler again, written to be obviously right instead of fast: plain lists, everything sorted every step, blocks
-counted by arithmetic.
-
-It knows continuous batching, and no request is displaced: what must be true of sealed batches and of displacement is in
-`referee`."""
+counted by arithmetic."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 
 from headway.core.step_time import DecodePace
 from headway.settings import SchedulerSettings
@@ -42,7 +41,14 @@ class BruteForceScheduler:
         self.now, self.step_s = 0.0, 0.02
         self.entries: list[Entry] = []
         self.running: set[str] = set()
+        self.held: list[Entry] = []
+        """Of a sealed batch, those that have their last token."""
+        self.is_forming = False
+        """Whether others may still join the batch that there is."""
+        self.length_class: int | None = None
+        """Of the batch that is being formed, where batches are of about one length."""
         self.num_arrivals = 0
+        self.events: Counter[str] = Counter()
         self.policy = BRUTE_FORCE_POLICIES[config.scheduling_policy](self)
         self.guard: BruteForceGuard | None = None
         if self.policy.can_starve and config.starvation_ms:
@@ -70,31 +76,38 @@ class BruteForceScheduler:
     def in_batch(self) -> list[Entry]:
         """Those that run, in the order that they had when they entered."""
         running = [e for e in self.entries if e.name in self.running]
-        return sorted(running, key=lambda e: (e.entered_as, e.number))
+        return sorted(running, key=lambda e: (e.entered_as, e.order, e.number))
+
+    def with_blocks(self) -> list[Entry]:
+        return [*self.in_batch(), *self.held]
 
     def waiting(self) -> list[Entry]:
-        return [e for e in self.entries if e.name not in self.running]
+        return [e for e in self.entries if e.name not in self.running and e not in self.held]
 
     def line(self) -> list[Entry]:
         """Those that may enter, the first one first."""
+        if self.config.batching == "dynamic":
+            return sorted(self.waiting(), key=lambda e: (not e.is_fork, e.length_class != self.length_class, e.number))
         line = self.policy.line(self.waiting())
         return line if self.guard is None else self.guard.line(line)
 
     # ---- blocks ---------------------------------------------------------------------------------------------------
 
-    def used(self, step: Step) -> int:
-        """Blocks in use, counting what this step has already been given; one that is shared counts once."""
-        users = self.in_batch()
-        shared = {prefix for entry in users for prefix in entry.shared}
+    def used(self, step: Step, leaving: Sequence[Entry] = (), found: Sequence[Prefix] = ()) -> int:
+        """Blocks in use, counting what this step has already been given; one that is shared counts once. Without those
+        of the `leaving`, and with the `found` ones."""
+        users = [e for e in self.with_blocks() if e not in leaving]
+        shared = {*found, *(prefix for entry in users for prefix in entry.shared)}
         return len(shared) + sum(self.blocks(e.computed + step.tokens.get(e.name, 0)) - len(e.shared) for e in users)
 
-    def promised(self, step: Step) -> int:
+    def promised(self, step: Step, leaving: Sequence[Entry]) -> int:
         """Blocks that are kept for requests in the batch: for the tokens they were admitted with, or for more."""
-        return sum(max(0, e.reserved - self.blocks(e.computed + step.tokens.get(e.name, 0))) for e in self.in_batch())
+        stay = [e for e in self.with_blocks() if e not in leaving]
+        return sum(max(0, e.reserved - self.blocks(e.computed + step.tokens.get(e.name, 0))) for e in stay)
 
     def own_tokens(self, entry: Entry) -> int:
         """What would have to be computed again if it had to go: not what is in blocks that others use, too."""
-        others = [other for other in self.in_batch() if other is not entry]
+        others = [other for other in self.with_blocks() if other is not entry]
         num_shared = sum(any(prefix in other.shared for other in others) for prefix in entry.shared)
         return entry.computed - num_shared * self.block_size
 
@@ -146,8 +159,10 @@ class BruteForceScheduler:
         step.with_long = min(step.for_prompts, self.pace.long_tokens(len(step.tokens)))
 
     def is_long(self, step: Step, entry: Entry, num_tokens: int) -> bool:
-        """With so many tokens to compute."""
-        return entry.tokens > step.longest_short and num_tokens > step.with_long
+        """With so many tokens to compute. In a sealed batch no request passes another."""
+        return (
+            self.config.batching == "continuous" and entry.tokens > step.longest_short and num_tokens > step.with_long
+        )
 
     def to_compute(self, entry: Entry) -> int:
         """Of one that waits."""
@@ -218,8 +233,13 @@ class BruteForceScheduler:
     def compute_prompts(self, step: Step) -> None:
         for entry in [e for e in self.in_batch() if e.remaining > 1]:
             self.compute(step, entry)
-        while not step.preempted and self.left(step) and self.let_in(step):
+        entrants = self.entrants()
+        if step.preempted or entrants == "none":
+            return
+        while self.left(step) and self.let_in(step, entrants):
             pass
+        is_full = not self.left(step) or step.had_no_time
+        self.is_forming = entrants == "all" and is_full and self.has_seat() and bool(self.waiting())
 
     def launch(self, step: Step) -> None:
         by_name = {entry.name: entry for entry in self.entries}
@@ -265,12 +285,40 @@ class BruteForceScheduler:
     # ---- coming in ------------------------------------------------------------------------------------------------
 
     def has_seat(self) -> bool:
-        return len(self.running) < self.config.max_num_seqs
+        return len(self.with_blocks()) < self.config.max_num_seqs
 
-    def let_in(self, step: Step) -> bool:
-        """One enters, if there is a seat and one of the first in the line fits. Returns whether one has."""
+    def entrants(self) -> str:
+        """Who may enter: with sealed batches "all" while one is being formed, then only "forks" of beams in it."""
+        if self.config.batching == "continuous":
+            return "all"
+        is_empty = not self.with_blocks()
+        if is_empty:
+            self.length_class = None
+        line = self.line()
+        if not self.is_forming and line and line[0].is_fork:
+            return "forks"
+        if not self.is_forming and not is_empty:
+            return "none"
+        if is_empty and line and self.config.batching == "dynamic":
+            num_alike = sum(entry.length_class == line[0].length_class for entry in line)
+            has_waited = line[0].arrived + self.config.batch_window_ms / 1e3 <= self.now
+            if num_alike < self.config.max_num_seqs and not has_waited and not line[0].is_fork:
+                return "none"
+            self.length_class = line[0].length_class
+            self.events["started late" if has_waited else "started full"] += not line[0].is_fork
+        return "all"
+
+    def may_enter(self, entry: Entry, entrants: str) -> bool:
+        is_alike = self.config.batching != "dynamic" or entry.length_class == self.length_class
+        return entry.is_fork or (entrants == "all" and is_alike)
+
+    def let_in(self, step: Step, entrants: str) -> bool:
+        """One enters, if there is a seat and one of the first in the line fits; or some are displaced for the first.
+        Returns whether there may be more to do."""
         passed: list[Entry] = []
         for entry in self.line()[: self.config.skip_window + 1]:
+            if not self.may_enter(entry, entrants):
+                return False
             if self.has_seat() and self.should_wait(entry):
                 passed.append(entry)
                 continue
@@ -284,6 +332,12 @@ class BruteForceScheduler:
                     other.skips += 1
                 self.admit(step, entry)
                 return True
+            victims = [] if passed else self.displaced(step, entry)
+            for victim in victims:
+                self.preempt(step, victim)
+            step.num_displaced += len(victims)
+            if victims:
+                return True
             if not self.has_seat() or entry.skips >= self.config.max_head_skips:
                 return False
             passed.append(entry)
@@ -291,16 +345,36 @@ class BruteForceScheduler:
 
     def could_enter(self, step: Step, entry: Entry) -> bool:
         """If it were the first in the line, and the step had tokens left."""
-        return self.has_seat() and not self.should_wait(entry) and self.fits(step, entry)
+        return (
+            self.may_enter(entry, self.entrants())
+            and self.has_seat()
+            and not self.should_wait(entry)
+            and self.fits(step, entry)
+        )
 
-    def fits(self, step: Step, entry: Entry) -> bool:
+    def displaced(self, step: Step, entry: Entry) -> list[Entry]:
+        """Those that leave so that it can enter, four in a step at most: as many as are needed, or none."""
+        if entry.pending or self.held or self.should_wait(entry):
+            return []
+        candidates = [e for e in self.may_be_preempted() if e.name not in {*step.newcomers, *step.preempted}]
+        victims: list[Entry] = []
+        while candidates and step.num_displaced + len(victims) < 4:
+            victim = self.policy.displaced(entry, candidates)
+            if victim is None:
+                break
+            candidates.remove(victim)
+            victims.append(victim)
+            if self.fits(step, entry, victims):
+                return victims
+        return []
+
+    def fits(self, step: Step, entry: Entry, leaving: Sequence[Entry] = ()) -> bool:
         """Beside all that is promised, with a spare block for each that runs, where these may need one."""
         found = self.find(entry)
-        revived = 0 if self.cache is None else sum(prefix in self.cache.idle for prefix in found)
-        spare = 0 if self.reserve_tokens else len(self.running)
-        free = self.num_blocks - self.used(step) - self.promised(step) - spare - revived
+        spare = 0 if self.reserve_tokens else len(self.running) - len(leaving)
         needed = self.blocks(max(entry.tokens, self.reserve_tokens)) - len(found)
-        return needed <= free and entry.pending == 0
+        taken = self.used(step, leaving, found) + self.promised(step, leaving)
+        return needed + taken + spare <= self.num_blocks and entry.pending == 0
 
     def has_time(self, step: Step, entry: Entry) -> bool:
         """A prompt that is not to be cut must fit into what is left of the step, or be the first in it."""
@@ -310,7 +384,7 @@ class BruteForceScheduler:
 
     def admit(self, step: Step, entry: Entry) -> None:
         for other in self.waiting():
-            other.passes += other.number < entry.number
+            other.passes += (other.order, other.number) < (entry.order, entry.number)
         entry.skips = entry.passes = 0
         entry.entered_as = self.policy.rank(entry)
         if self.guard is not None:
@@ -443,13 +517,23 @@ class BruteForceScheduler:
                 self.keep(share)
         for share in step.shares:
             entry = share.entry
-            if entry not in self.entries:
+            if entry not in self.entries or entry in self.held:
                 continue
             if entry.name in failed:
                 self.remove(entry.name, keep=False)
                 ended.append(entry.name)
             elif share.samples and self.sampled(entry, tokens[entry.name], share.end, stop_token):
                 ended.append(entry.name)
+        if not any(share.entry.is_beam for share in step.shares):
+            ended += self.release()
+        return ended
+
+    def release(self) -> list[str]:
+        """If all of a sealed batch are done, they end; returns who."""
+        ended = [] if self.running else [entry.name for entry in self.held]
+        for name in ended:
+            self.remove(name)
+        self.events["batch done"] += bool(ended)
         return ended
 
     def sampled(self, entry: Entry, token: int, computed: int, stop_token: int) -> bool:
@@ -460,6 +544,10 @@ class BruteForceScheduler:
             if entry.name in self.running:
                 self.keep_full(entry, computed)
                 self.keep_tail(entry, computed)
+                if self.config.batching != "continuous" and not entry.is_beam:
+                    self.running.remove(entry.name)
+                    self.held.append(entry)
+                    return False
             self.remove(entry.name)
             return True
         return False
@@ -474,16 +562,17 @@ class BruteForceScheduler:
     def leave(self, entry: Entry, *, keep: bool) -> None:
         """Out of the batch, if it is in it: what it has generated is cached, unless it has failed; what only it has
         used is idle from now on, the last block first."""
-        if keep and entry in self.in_batch():
+        if keep and entry in self.with_blocks():
             self.keep_full(entry, entry.landed)
         self.running.discard(entry.name)
+        self.held = [other for other in self.held if other is not entry]
         entry.computed = 0
         blocks = [*entry.shared] if entry.tail is None else [*entry.shared, entry.tail]
         entry.shared, entry.tail = [], None
         if self.cache is None:
             return
         self.cache.withdraw(entry.name)
-        still_used = {prefix for other in self.in_batch() for prefix in other.shared}
+        still_used = {prefix for other in self.with_blocks() for prefix in other.shared}
         for prefix in reversed(blocks):
             if prefix not in still_used:
                 self.cache.let_go(prefix, keep=keep)

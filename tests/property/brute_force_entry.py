@@ -21,6 +21,10 @@ class Entry:
     predicted: float | None = None
     ttft: float | None = None
     tpot: float | None = None
+    is_beam: bool = False
+    is_fork: bool = False
+    order: int = -1
+    """How many came before it, or before the beam that it is a fork of."""
     number: int = -1
     """How many came before it."""
     arrived: float = 0.0
@@ -56,6 +60,11 @@ class Entry:
         return len(self.prompt) + len(self.output) + self.pending
 
     @property
+    def length_class(self) -> int:
+        """From each power of two to before the next; forks are a class of their own."""
+        return -1 if self.is_fork else int(len(self.prompt) + (self.predicted or 0)).bit_length()
+
+    @property
     def remaining(self) -> int:
         return min(self.tokens, self.limit - 1) - self.computed
 
@@ -85,6 +94,8 @@ class Step:
     admitted: list[tuple[str, int]] = field(default_factory=list)
     """(name, tokens that were found in the cache)"""
     preempted: list[str] = field(default_factory=list)
+    num_displaced: int = 0
+    """Of those, for others."""
     had_no_time: bool = False
     """Whether somebody could have entered, if the step had more tokens left."""
     has_limit: bool = False

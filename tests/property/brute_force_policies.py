@@ -44,10 +44,14 @@ class Fcfs:
         return 0
 
     def line(self, waiting: Iterable[Entry]) -> list[Entry]:
-        return sorted(waiting, key=lambda e: (self.rank(e), e.number))
+        return sorted(waiting, key=lambda e: (self.rank(e), e.order, e.number))
 
     def victim(self, running: Sequence[Entry]) -> Entry:
         return running[-1]
+
+    def displaced(self, entry: Entry, running: Sequence[Entry]) -> Entry | None:
+        """Who goes first so that it can enter."""
+        return None
 
     def promise(self, entry: Entry) -> float:
         return 0.0
@@ -89,9 +93,17 @@ class Srpt(Sjf):
     def rank(self, entry: Entry) -> float:
         return rest(entry)
 
+    def displaced(self, entry: Entry, running: Sequence[Entry]) -> Entry | None:
+        """A rest that is six times longer pays; 32 tokens that are computed again count as one that is generated."""
+        victim = self.victim(running)
+        return victim if rest(victim) > 6 * (rest(entry) + self.model.own_tokens(victim) / 32) else None
+
 
 class Hrrn(Fcfs):
     keeps_order = False
+
+    def line(self, waiting: Iterable[Entry]) -> list[Entry]:
+        return sorted(waiting, key=lambda e: (self.rank(e), e.number))
 
     def rank(self, entry: Entry) -> float:
         """Lengths are rounded to the nearest power of the square root of 2."""
@@ -118,6 +130,13 @@ class Slo(Fcfs):
     def victim(self, running: Sequence[Entry]) -> Entry:
         without = [e for e in running if e.ttft is None and e.tpot is None]
         return max(without or running, key=lambda e: e.number)
+
+    def displaced(self, entry: Entry, running: Sequence[Entry]) -> Entry | None:
+        """Half of its time has passed, it can still be in time, and the other has no target."""
+        if entry.ttft is None or not entry.arrived + entry.ttft / 2 <= self.model.now <= self.begin_by(entry):
+            return None
+        victim = self.victim(running)
+        return victim if victim.ttft is None and victim.tpot is None else None
 
     def promise(self, entry: Entry) -> float:
         return 0.0 if entry.ttft is None else entry.ttft
@@ -148,9 +167,12 @@ class Fair(Fcfs):
     def victim(self, running: Sequence[Entry]) -> Entry:
         return sorted(running, key=lambda e: (self.rank(e), e.number))[-1]
 
+    def present(self) -> list[Entry]:
+        return [*self.model.waiting(), *self.model.in_batch()]
+
     def arrives(self, entry: Entry) -> None:
         """One who was away starts with what the next one has had."""
-        is_there = entry.tenant in {other.tenant for other in (*self.model.waiting(), *self.model.in_batch())}
+        is_there = entry.tenant in {other.tenant for other in self.present()}
         if self.model.waiting() and not is_there:
             least = min(self.rank(other) for other in self.model.waiting())
             self.had[entry.tenant] = max(self.had[entry.tenant], least)
@@ -160,12 +182,12 @@ class Fair(Fcfs):
         are tenants: its decodes, and of its prompts what the pace allows. Nothing, if no step takes so long."""
         pace, num_tenants = (
             self.model.pace,
-            len({e.tenant for e in self.model.entries}),
+            len({e.tenant for e in self.present()}),
         )
         token_s, longest = pace.step_time.per_token_s or 0.0, pace.longest_s
         limits = []
         for tenant in {e.tenant for e in self.model.in_batch()}:
-            own = [e for e in self.model.entries if e.tenant == tenant]
+            own = [e for e in self.present() if e.tenant == tenant]
             num_rows = sum(e.name in self.model.running for e in own)
             decode = num_tenants * pace.decode_s(num_rows)
             waiting = sum(e.tokens for e in own if e.name not in self.model.running)
@@ -200,6 +222,10 @@ class Mlfq(Fcfs):
     def victim(self, running: Sequence[Entry]) -> Entry:
         return sorted(running, key=lambda e: (self.rank(e), e.number))[-1]
 
+    def displaced(self, entry: Entry, running: Sequence[Entry]) -> Entry | None:
+        lower = [other for other in running if self.rank(other) > self.rank(entry)]
+        return self.victim(lower) if lower else None
+
 
 class CacheAware(Fcfs):
     """The policy `prefix`. There are never so many waiting here that its window of 32 would matter."""
@@ -208,7 +234,7 @@ class CacheAware(Fcfs):
 
     def line(self, waiting: Iterable[Entry]) -> list[Entry]:
         most_passes = max(1, self.model.config.max_head_skips)
-        in_order = sorted(waiting, key=lambda e: e.number)
+        in_order = sorted(waiting, key=lambda e: (e.order, e.number))
         assert len(in_order) <= 32
         first = [e for e in in_order if e.passes >= most_passes]
         others = [e for e in in_order if e.passes < most_passes]

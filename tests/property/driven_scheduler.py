@@ -175,7 +175,6 @@ class DrivenScheduler:
         sampled |= {name: SampledTokens((), error="boom") for name in failing}
         result = Result(flight, tokens, failing, duration_s)
         self._count(result)
-        self.on_landing(result)
         updates = self._end(
             lambda: self.scheduler.update(flight.output, ModelRunnerOutput(sampled, {}), duration_s=duration_s)
         )
@@ -217,8 +216,6 @@ class DrivenScheduler:
     def on_planning(self, now_s: float) -> None: ...
 
     def on_planned(self, output: SchedulerOutput) -> None: ...
-
-    def on_landing(self, result: Result) -> None: ...
 
     def on_landed(self, result: Result, updates: list[RequestUpdate]) -> None: ...
 

@@ -137,7 +137,6 @@ def era_world(rng: random.Random, batching: str, policy: str | None = None) -> W
         setting=setting,
         beam_rate=rng.choice([0.0, 0.0, 0.3]),
         failure_rate=rng.choice([0.0, 0.0, 0.03]),
-        step_s=None,
     )
 
 
@@ -156,7 +155,12 @@ def displacing_world(rng: random.Random, policy: str) -> World:
     )
     setting = Setting(config, num_blocks=rng.choice([24, 40, 100]), block_size=4, prefix_caching=rng.random() < 0.2)
     return World(
-        setting, arrival_rate=rng.choice([0.15, 0.4]), max_prompt=rng.choice([6, 30, 60]), max_output=80, tick_s=tick_s
+        setting,
+        arrival_rate=rng.choice([0.15, 0.4]),
+        max_prompt=rng.choice([6, 30, 60]),
+        max_output=80,
+        tick_s=tick_s,
+        step_s=_step_s(config),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 
 from headway.core import Request, RequestUpdate, SchedulerOutput, prefix_cache
@@ -18,7 +18,6 @@ class SideBySide(DrivenScheduler):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        assert setting.config.batching == "continuous" and not self.scheduler.policy.displaces, "the model has neither"
         cache = None
         if setting.prefix_caching:
             cache = BruteForceCache(setting.block_size, prefix_cache.MAX_TAILS, setting.num_host_slots)
@@ -58,7 +57,11 @@ class SideBySide(DrivenScheduler):
     def on_landed(self, result: Result, updates: list[RequestUpdate]) -> None:
         step = self._steps.popleft()
         entries = {entry.name: entry for entry in self.model.entries}
-        alive = {share.entry.name for share in step.shares if share.entry in self.model.entries}
+        alive = {
+            share.entry.name
+            for share in step.shares
+            if share.entry in self.model.entries and share.entry not in self.model.held
+        }
         moves = result.flight.output.moves
         copies_s = (len(moves.moved_in) + len(moves.moved_out)) * self.setting.restore_block_s
         if copies_s <= 0.1 * result.duration_s:
@@ -71,8 +74,14 @@ class SideBySide(DrivenScheduler):
         answered = [update.request_id for update in updates if update.new_token_ids or update.error]
         assert sorted(answered) == sorted(alive & (result.flight.tokens.keys() | set(result.failing)))
 
+    def on_released(self, updates: list[RequestUpdate]) -> None:
+        assert [update.request_id for update in updates] == self.model.release()
+
     def _count_plan(self, step: Step) -> None:
         model, config = self.model, self.setting.config
+        self.events["displaced"] += step.num_displaced
+        self.events["held"] += len(model.held)
+        self.events["still forming"] += model.is_forming
         self.events["no time"] += step.had_no_time
         self.events["passed a long prompt"] += len(step.passed)
         self.events["paced"] += bool(step.shares) and step.limit < config.max_num_batched_tokens
@@ -120,23 +129,23 @@ class SideBySide(DrivenScheduler):
         return self._digests[prefix]
 
     def counts(self) -> Mapping[str, int]:
-        """`events`, and what the model's guard and cache saw."""
+        """`events`, and what the model, its guard and its cache saw."""
         cache, guard = self.model.cache, self.model.guard
-        if guard is not None:
-            self.events["lifted"] = guard.num_lifted
-        if cache is None:
-            return self.events
-        return self.events + Counter(
-            {
-                "hit": cache.num_hits,
-                "tail copied": cache.num_tail_hits,
-                "waited": cache.num_waits,
-                "duplicate": cache.num_duplicates,
-                "evicted": len(cache.evicted),
-                "evicted although pinned": cache.num_evicted_pinned,
-                "restored": cache.num_restored,
-            }
-        )
+        counts = self.events + self.model.events
+        counts["lifted"] = 0 if guard is None else guard.num_lifted
+        if cache is not None:
+            counts.update(
+                {
+                    "hit": cache.num_hits,
+                    "tail copied": cache.num_tail_hits,
+                    "waited": cache.num_waits,
+                    "duplicate": cache.num_duplicates,
+                    "evicted": len(cache.evicted),
+                    "evicted although pinned": cache.num_evicted_pinned,
+                    "restored": cache.num_restored,
+                }
+            )
+        return counts
 
 
 def _entry(request: Request) -> Entry:
@@ -154,4 +163,7 @@ def _entry(request: Request) -> Entry:
         predicted=options.predicted_tokens,
         ttft=options.ttft_target_s,
         tpot=options.tpot_target_s,
+        is_beam=request.is_beam,
+        is_fork=request.is_fork,
+        order=request.order_index,
     )

@@ -1,5 +1,5 @@
-"""Random play under every policy, in every era of batching, with requests that displace others: what must be true of
-each plan and each result (see `referee`)."""
+"""Random play under every policy, in every era of batching, with requests that displace others: the scheduler against
+the brute-force model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from headway.config import BATCHING_MODES, SCHEDULING_POLICIES, SchedulerConfig
 from headway.core import POLICIES
 from tests.property.driven_scheduler import Setting
 from tests.property.random_play import RandomPlay, World, displacing_world, era_world
-from tests.property.referee import MOST_DISPLACED, Referee
+from tests.property.side_by_side import SideBySide
 from tests.unit.core.driver import make_request
 
+MOST_DISPLACED = 4
+"""In a step, for others."""
 DISPLACING = [name for name, policy in POLICIES.items() if "choose_displaced" in vars(policy)]
 EXPECTED = {
     "continuous": {"preempted": 25, "displaced": 3, "forked": 30},
@@ -25,7 +27,7 @@ EXPECTED = {
 
 
 def play(world: World, rng: random.Random, max_in_flight: int) -> Counter[str]:
-    played = RandomPlay(world, rng, max_in_flight, Referee)
+    played = RandomPlay(world, rng, max_in_flight)
     played.play(num_steps=90)
     return Counter(played.driven.counts())
 
@@ -44,10 +46,10 @@ def test_every_era_keeps_its_rules(batching: str) -> None:
 @pytest.mark.parametrize("policy", DISPLACING)
 def test_requests_are_displaced_only_for_more_urgent_ones(policy: str) -> None:
     events: Counter[str] = Counter()
-    for seed in range(6):
+    for seed in range(8):
         rng = random.Random(f"{policy} {seed}")
         events += play(displacing_world(rng, policy), rng, max_in_flight=1 + seed % 2)
-    assert events["displaced"] >= 3
+    assert events["displaced"] >= 2
 
 
 @pytest.mark.parametrize("num_needed", [1, 2, MOST_DISPLACED, MOST_DISPLACED + 1, MOST_DISPLACED + 3])
@@ -55,7 +57,7 @@ def test_as_many_as_needed_are_displaced_or_none(num_needed: int) -> None:
     """Eight requests with 11 blocks each, and 8 blocks are free, a spare one for each; so with every one that leaves,
     there are 12 more for a request of a higher level."""
     config = SchedulerConfig(max_num_seqs=9, max_num_batched_tokens=512, scheduling_policy="mlfq").resolve("cpu")
-    played = Referee(Setting(config, num_blocks=96, block_size=4))
+    played = SideBySide(Setting(config, num_blocks=96, block_size=4))
     for number in range(8):
         played.add(make_request(f"long {number}", [number], max_tokens=200))
     for _ in range(41):

@@ -12,8 +12,6 @@ import pytest
 from headway.core import prefix_cache
 from tests.property.random_play import RandomPlay, World, swapping_world, tree_world
 
-pytestmark = pytest.mark.usefixtures("no_displacement")
-
 
 def play(
     seed: int, max_in_flight: int, make_world: Callable[[random.Random], World] = tree_world, num_steps: int = 120
@@ -28,7 +26,7 @@ def play(
 def test_the_prefix_cache_does_what_the_brute_force_model_does(max_in_flight: int) -> None:
     """Each group of worlds must really contain what the test is about."""
     events: Counter[str] = Counter()
-    for seed in range(14):
+    for seed in range(15):
         events.update(play(1000 * max_in_flight + seed, max_in_flight).driven.counts())
     assert events["hit"] >= 600
     assert events["tail copied"] >= 20

@@ -11,8 +11,6 @@ import pytest
 from headway.config import KV_ALLOCATIONS, PREFILL_MODES, SCHEDULING_POLICIES
 from tests.property.random_play import RandomPlay, crowded_world, long_prompt_world, paced_world, small_world
 
-pytestmark = pytest.mark.usefixtures("no_displacement")
-
 WORLDS_PER_GROUP = 2 * len(SCHEDULING_POLICIES) + 2
 """Each policy in a small world and a crowded one; and two with a pace, the second of them under `fair`."""
 
