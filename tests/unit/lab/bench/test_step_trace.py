@@ -161,7 +161,7 @@ def test_an_error_in_a_step_ends_the_recording() -> None:
     assert tracing.span("x") is tracing.span("y")
 
 
-def test_the_picture_shows_host_and_device(tmp_path: Path) -> None:
+def test_the_picture_shows_host_and_device() -> None:
     picture = draw_trace.draw(parse_trace(moved_trace()), first=1, num_steps=2)
     xml.dom.minidom.parseString(picture)
     assert "2 steps, 1,000 µs each" in picture
