@@ -142,27 +142,6 @@ def seated(lengths: Mapping[str, int], **options: Any) -> Rows:
     return rows
 
 
-def test_single_tokens_come_first() -> None:
-    rows = seated({"a": 3, "b": 6, "c": 9, "d": 5})
-    output = plan(
-        share("a", 3, 0, (0,), samples=False),
-        share("b", 1, 5, (1, 2)),
-        share("c", 1, 8, (3, 4, 5)),
-        share("d", 2, 3, (6, 7)),
-    )
-    step = rows.stage(output).rows
-    assert step.request_ids == ["b", "c", "a", "d"]
-    assert (step.num_requests, step.num_single, step.num_tokens) == (4, 2, 7)
-    assert (step.max_query_len, step.max_seq_len) == (3, 9)
-    assert not step.is_decode and not step.all_sample_in_order
-    in_order = {s.request_id: s for s in output.scheduled}
-    shares = [in_order[name] for name in step.request_ids]
-    ends = np.cumsum([s.num_tokens for s in shares]).tolist()
-    assert step.query_start.tolist() == [0, *ends]
-    assert step.seq_lens.tolist() == [s.num_computed_tokens + s.num_tokens for s in shares]
-    assert [step.request_ids[place] for place in step.sampled] == [s.request_id for s in shares if s.samples]
-
-
 def test_the_columns_on_the_device() -> None:
     rows = seated({"a": 3, "b": 6, "c": 9, "d": 5})
     output = plan(
@@ -170,7 +149,9 @@ def test_the_columns_on_the_device() -> None:
         share("b", 1, 5, (1, 2)),
         share("c", 1, 8, (3, 4, 5)),
     )
-    rows.stage(output)
+    step = rows.stage(output).rows
+    assert step.request_ids == ["b", "c", "a"], "single tokens come first"
+    assert (step.num_single, step.num_tokens, step.max_query_len, step.max_seq_len) == (2, 5, 3, 9)
     row_of = rows.row_of
     assert column(rows, "counts", 2) == [3, 1]
     assert column(rows, "rows", 3) == [row_of["b"], row_of["c"], row_of["a"]]

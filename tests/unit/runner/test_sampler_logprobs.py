@@ -51,14 +51,6 @@ def test_prompt_logprobs(monkeypatch: pytest.MonkeyPatch) -> None:
         prompt_logprobs(torch.zeros(2, 5), [1], 3)
 
 
-def test_equally_likely_tokens_come_by_id_also_at_the_cut() -> None:
-    line = np.array([1, 3, 3, 0, 3, 3, 9], dtype=np.float32)
-    (record,) = prompt_logprobs(torch.from_numpy(line)[None], [4], 3)
-    assert record.top_ids == [6, 1, 2]
-    assert record.rank == 2
-    assert prompt_logprobs(torch.zeros(1, 500), [3], 4)[0].top_ids == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("kernels", ALL_KERNELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_sampled_logprobs_are_those_of_the_untouched_logits(
