@@ -1,4 +1,4 @@
-"""Which kind of `Linear` a weight becomes, and what every kind has in common."""
+"""Which `Ops` a name gives, which kind of `Linear` a weight becomes, and what every kind has in common."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import torch
 
 from tests.triton_device import DEVICE  # isort: split
 
-from headway import native
+from headway import layers, native
 from headway.errors import ConfigError
-from headway.layers import LinearFactory
+from headway.layers import LinearFactory, create_ops
 from headway.layers.linear import TorchLinear
 from headway.layers.native_ops import Float32Linear, Int8Linear
 from headway.layers.triton_ops import TritonLinear
 
-F32, BF16 = torch.float32, torch.bfloat16
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_kinds(quantization: str, kernels: str, device: str, dtype: torch.dtype,
         ("int5", "cpu", F32, "unknown quantization 'int5'; valid names are none, fp8, int8, int4"),
     ],
 )
-def test_refusals(name: str, device: str, dtype: torch.dtype, message: str) -> None:
+def test_weights_that_are_refused(name: str, device: str, dtype: torch.dtype, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LinearFactory(name, kernels="torch", device=device, dtype=dtype)
 
@@ -62,3 +62,49 @@ def test_every_kind_tells_its_size_and_writes_where_it_is_told(kind: type, with_
     assert linear(x, out[:3]).data_ptr() == out.data_ptr()
     torch.testing.assert_close(out[:3], linear(x))
     assert torch.equal(out[3], torch.full_like(out[3], 9.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "expected"),
+    [
+        ("torch", F32, "torch"),
+        ("torch", BF16, "torch"),
+        ("auto", F32, "native" if native.is_available() else "torch"),
+        ("auto", BF16, "torch"),
+    ],
+)
+def test_ops_on_the_cpu(name: str, dtype: torch.dtype, expected: str) -> None:
+    assert create_ops(name, device="cpu", dtype=dtype).name == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "dtype", "message"),
+    [
+        ("native", "cpu", F16, "native ops run in float32"),
+        ("native", "cuda", F32, "native ops run in float32"),
+        ("cuda", "cpu", F32, "unknown ops 'cuda'; valid names are auto, native, torch, triton"),
+    ],
+)
+def test_ops_that_are_refused(name: str, device: str, dtype: torch.dtype, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        create_ops(name, device=device, dtype=dtype)
+
+
+def test_auto_on_cuda_is_triton_where_the_package_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        assert create_ops("auto", device="cuda", dtype=dtype).name == "triton"
+    assert create_ops("auto", device="cuda", dtype=torch.float64).name == "torch"
+    monkeypatch.setattr(layers, "_triton_available", lambda: False)
+    assert create_ops("auto", device="cuda", dtype=torch.bfloat16).name == "torch"
+    with pytest.raises(ConfigError, match="the package triton, which is not installed"):
+        create_ops("triton", device="cuda", dtype=torch.bfloat16)
+
+
+def test_triton_runs_on_cuda_or_in_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert create_ops("triton", device="cpu", dtype=torch.float32).name == "triton"
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(ConfigError, match="triton ops run in .* on CUDA, not in torch.float32 on cpu"):
+        create_ops("triton", device="cpu", dtype=torch.float32)
+    with pytest.raises(ConfigError, match="not in torch.float64"):
+        create_ops("triton", device="cuda", dtype=torch.float64)

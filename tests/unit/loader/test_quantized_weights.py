@@ -214,7 +214,9 @@ GGUF_TYPES = ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "Q4_K and Q6_K"]
 def write_gguf(types: str, path: Path) -> tuple[Path, Any]:
     """A file of random blocks, and a model with what they stand for. Of two types: the second for values and down."""
     first, _, second = types.partition(" and ")
-    model = hf_model("qwen3", hidden_size=256, intermediate_size=256, head_dim=64)
+    # In the order of "llama" rows of queries and keys are moved, as they are stored.
+    family, architecture = ("llama_tied", "llama") if types in ("Q4_0", "Q8_0") else ("qwen3", "qwen3")
+    model = hf_model(family, hidden_size=256, intermediate_size=256, head_dim=64)
     rng, weights, blocks = np.random.default_rng(3), model.state_dict(), {}
     for name, weight in weights.items():
         if weight.dim() == 2:
@@ -225,7 +227,7 @@ def write_gguf(types: str, path: Path) -> tuple[Path, Any]:
             weights[name] = torch.from_numpy(gguf.quants.dequantize(data, kind))
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     model.load_state_dict(weights)
-    return save_gguf(model, path / "model.gguf", architecture="qwen3", blocks=blocks), model
+    return save_gguf(model, path / "model.gguf", architecture=architecture, blocks=blocks), model
 
 
 def random_blocks(
@@ -269,6 +271,21 @@ def test_tokens_with_weights_that_stay_codes(name: str, tmp_path: Path) -> None:
     if ON_GPU:
         assert_greedy_tokens(path, model, num_kv_blocks=64, block_size=16, **options)
     assert_greedy_tokens(path, model, num_tokens=12 if ON_GPU else 2, **SMALL, **options)
+
+
+@pytest.mark.skipif(ON_GPU, reason="gloo is for the CPU")
+def test_two_ranks_give_the_tokens_of_one(tmp_path: Path) -> None:
+    """With the GPU's kernels, in the interpreter, which threads cannot share: processes. One layer is floats."""
+    path, _ = write("fp8 rows", tmp_path)
+    params = SamplingParams(temperature=0.7, seed=1, max_tokens=3, ignore_eos=True, detokenize=False)
+    limits: dict[str, Any] = {"max_model_len": 16, "max_num_seqs": 2, "num_kv_blocks": 4}
+    found = []
+    for ranks in ({}, {"tensor_parallel_size": 2, "collectives": "gloo"}):
+        llm = LLM(str(path), dtype="float32", attention_backend="triton", device="cpu", **limits, **ranks)
+        outputs = llm.generate([[5, 9, 17], [8]], params, use_tqdm=False)
+        found.append([list(output.outputs[0].token_ids) for output in outputs])
+        llm.shutdown()
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("name", [*FORMATS, *SPELLINGS, *GGUF_TYPES])
