@@ -45,6 +45,7 @@ def cpu_tokens(model: str) -> list[list[int]]:
     return generate(model, PROMPTS, NUM_TOKENS)
 
 
+@pytest.mark.xdist_group("variants")  # one worker computes the CPU's tokens for all of them
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_float32_tokens_equal_the_cpus(model: str, cpu_tokens: list[list[int]], variant: str) -> None:
     llm = LLM(model, dtype="float32", device="cuda", kv_cache_memory=2**30, **VARIANTS[variant])
@@ -53,6 +54,7 @@ def test_float32_tokens_equal_the_cpus(model: str, cpu_tokens: list[list[int]], 
     assert run(llm, PROMPTS, NUM_TOKENS).tokens == cpu_tokens
 
 
+@pytest.mark.xdist_group("variants")
 @pytest.mark.parametrize("async_scheduling", [True, False])
 def test_float32_tokens_equal_the_cpus_with_a_cache_that_is_too_small(
     model: str, cpu_tokens: list[list[int]], async_scheduling: bool

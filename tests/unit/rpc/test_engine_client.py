@@ -115,7 +115,7 @@ async def recovered(client: EngineClient, request_id: str) -> None:
 
 
 async def test_a_killed_engine_ends_streams_and_is_started_again(client: EngineClient) -> None:
-    steps_before = client.stats.batch.num_steps if client.stats else 0
+    steps_before = client.stats.batch.num_steps
     restarts_before = client.num_restarts
     viewer = client.watch()
     streams = [client.submit(add(f"doomed-{index}", max_tokens=4000)) for index in range(5)]
