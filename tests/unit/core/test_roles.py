@@ -14,6 +14,7 @@ from headway.core.routing import MOST_COUNTED, SHORT_TOKENS, PrefillChoice, comp
 TOKEN_S = 2e-5  # an 8B model on an H200
 BLOCK_TOKENS = 64
 LINK_BLOCK_S = 2e-5  # 8 MB at 450 GB/s
+LONGEST = MOST_COUNTED * 4096
 
 
 def choice(num_uncached: int = 4096, **others: Any) -> PrefillChoice:
@@ -31,49 +32,29 @@ def choice(num_uncached: int = 4096, **others: Any) -> PrefillChoice:
     return dataclasses.replace(plain, **others)
 
 
-def test_on_idle_replicas_a_prompt_stays() -> None:
-    # Computing takes as long on either, and nobody is spared.
-    assert not computes_elsewhere(choice(4096))
-
-
-def test_one_who_generates_is_enough_on_a_fast_link() -> None:
-    # 82 ms of computing against 1.3 ms of sending and as much of finding.
-    assert computes_elsewhere(choice(4096, num_generating=1))
-
-
-@pytest.mark.parametrize("num_tokens", [1, BLOCK_TOKENS, SHORT_TOKENS])
-def test_short_parts_stay(num_tokens: int) -> None:
-    assert not computes_elsewhere(choice(num_tokens, num_generating=200, num_queued_decode=10_000))
-
-
-def test_a_prompt_without_a_whole_block_stays() -> None:
-    assert not computes_elsewhere(choice(4096, num_generating=200, num_blocks=0, transfer_s=0.0))
-
-
-def test_a_queue_here_sends_a_prompt_away() -> None:
-    assert computes_elsewhere(choice(4096, num_queued_decode=4096))
-    assert not computes_elsewhere(choice(4096, num_queued_decode=4096, num_queued_prefill=4096))
-
-
-def test_a_queue_there_keeps_it() -> None:
-    # One who generates is spared as long as the prompt takes: a queue that is a little longer than it is too long.
-    assert computes_elsewhere(choice(4096, num_generating=1, num_queued_prefill=3500))
-    assert not computes_elsewhere(choice(4096, num_generating=1, num_queued_prefill=4096))
-
-
-def test_a_full_batch_does_not_fill_the_other_replica_for_seconds() -> None:
-    longest = MOST_COUNTED * 4096
-    assert not computes_elsewhere(choice(4096, num_generating=256, num_queued_prefill=longest))
-    assert computes_elsewhere(choice(4096, num_generating=256, num_queued_prefill=longest // 2))
-
-
-def test_a_slow_link_keeps_it() -> None:
-    # A second to send what takes 82 ms to compute.
-    assert not computes_elsewhere(choice(4096, num_generating=8, transfer_s=1.0))
-
-
-def test_a_faster_prefill_replica_gets_it_even_when_nobody_generates() -> None:
-    assert computes_elsewhere(choice(4096, prefill_token_s=TOKEN_S / 2))
+@pytest.mark.parametrize(
+    ("goes", "case"),
+    [
+        pytest.param(False, choice(), id="on idle replicas a prompt stays: computing takes as long, nobody is spared"),
+        pytest.param(True, choice(num_generating=1), id="one who generates is enough on a fast link"),
+        *[
+            pytest.param(False, choice(size, num_generating=200, num_queued_decode=10_000), id=f"{size} tokens stay")
+            for size in (1, BLOCK_TOKENS, SHORT_TOKENS)
+        ],
+        pytest.param(False, choice(num_generating=200, num_blocks=0, transfer_s=0.0), id="no whole block"),
+        pytest.param(True, choice(num_queued_decode=4096), id="a queue here"),
+        pytest.param(False, choice(num_queued_decode=4096, num_queued_prefill=4096), id="as long a queue there"),
+        # One who generates is spared as long as the prompt takes: a queue a little longer than it is too long.
+        pytest.param(True, choice(num_generating=1, num_queued_prefill=3500), id="a shorter queue there"),
+        pytest.param(False, choice(num_generating=1, num_queued_prefill=4096), id="a queue there"),
+        pytest.param(False, choice(num_generating=256, num_queued_prefill=LONGEST), id="a full batch, seconds there"),
+        pytest.param(True, choice(num_generating=256, num_queued_prefill=LONGEST // 2), id="a full batch"),
+        pytest.param(False, choice(num_generating=8, transfer_s=1.0), id="a slow link: 82 ms of computing"),
+        pytest.param(True, choice(prefill_token_s=TOKEN_S / 2), id="a faster replica, nobody generates"),
+    ],
+)
+def test_where_a_prompt_is_computed(goes: bool, case: PrefillChoice) -> None:
+    assert computes_elsewhere(case) == goes
 
 
 counts = st.integers(0, 20_000)
