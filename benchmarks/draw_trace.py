@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from headway.console.step_trace import KINDS, Trace, TraceEvent, kind_of, read_trace, short_name
 from headway.errors import HeadwayError
-from headway.lab.bench.step_trace import KINDS, Trace, TraceEvent, kind_of, read_trace, short_name
 
 WIDTH, MARGIN, LABEL_WIDTH = 1200, 16, 64
 ROW_HEIGHT, ROW_GAP, LANE_GAP = 26, 4, 18

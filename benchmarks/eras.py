@@ -24,9 +24,9 @@ import torch
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine, LoadedModel
 from headway.engine.step_report import EngineStep
-from headway.lab.bench.replay import run_round
-from headway.lab.workload.bench_requests import BenchRequest, highest_token_id
 from headway.loader.dummy import BUILTIN_SHAPES
+from headway_lab.bench.replay import run_round
+from headway_lab.workload.bench_requests import BenchRequest, highest_token_id
 
 PROMPT_TOKENS, MEAN_OUTPUT, MAX_OUTPUT = 512, 128, 1536
 MODES: dict[str, dict[str, Any]] = {

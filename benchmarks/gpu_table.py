@@ -16,10 +16,10 @@ from shape_flags import shape_options, shape_parser
 
 from headway.config import COLLECTIVES, OFFLINE_OPTIONS, EngineConfig
 from headway.engine.llm_engine import LLMEngine
-from headway.lab.bench.environment import measure_start_up
-from headway.lab.bench.floors import measure_ceilings, planned_costs, work_floor
-from headway.lab.bench.offline_bench import SCENARIO_TEMPERATURE, SCENARIOS
-from headway.lab.bench.replay import run_round
+from headway_lab.bench.environment import measure_start_up
+from headway_lab.bench.floors import measure_ceilings, planned_costs, work_floor
+from headway_lab.bench.offline_bench import SCENARIO_TEMPERATURE, SCENARIOS
+from headway_lab.bench.replay import run_round
 
 NO_WARM_UP = ("nano",)
 

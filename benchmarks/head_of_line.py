@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine, LoadedModel
-from headway.lab.bench.replay import Replay, replay
-from headway.lab.bench.timelines import percentile
-from headway.lab.workload.bench_requests import HIGHEST_TOKEN_ID, BenchRequest
+from headway_lab.bench.replay import Replay, replay
+from headway_lab.bench.timelines import percentile
+from headway_lab.workload.bench_requests import HIGHEST_TOKEN_ID, BenchRequest
 
 SETTINGS = {
     "strict order": {"short_prompt_share": 0.0, "long_prompt_step_ms": 0.0},

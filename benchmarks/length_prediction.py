@@ -27,10 +27,10 @@ import torch
 
 from headway import LLM, SamplingParams
 from headway.cli.main import main as headway
-from headway.lab.train_predictor import compare
 from headway.outputs import RequestOutput
 from headway.predict import LearnedRanker, PromptView, TrafficLog, read_traffic
-from headway.predict.training import split_records, train_ranker
+from headway_lab.predictor.train_command import compare
+from headway_lab.predictor.training import split_records, train_ranker
 
 Message = dict[str, str]
 

@@ -14,11 +14,11 @@ from shape_flags import shape_options, shape_parser
 
 from headway.config import OFFLINE_OPTIONS, EngineConfig
 from headway.engine.llm_engine import LLMEngine
-from headway.lab.bench.floors import measure_ceilings, planned_costs
-from headway.lab.bench.offline_bench import SCENARIO_TEMPERATURE
-from headway.lab.bench.online_metrics import OnlineMetrics
-from headway.lab.bench.replay import replay
-from headway.lab.workload.bench_requests import LengthRange, draw_work
+from headway_lab.bench.floors import measure_ceilings, planned_costs
+from headway_lab.bench.offline_bench import SCENARIO_TEMPERATURE
+from headway_lab.bench.online_metrics import OnlineMetrics
+from headway_lab.bench.replay import replay
+from headway_lab.workload.bench_requests import LengthRange, draw_work
 
 NUM_DECODES = 8
 

@@ -13,10 +13,10 @@ from shape_flags import shape_options, shape_parser
 
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
-from headway.lab.bench.offline_bench import SCENARIO_TEMPERATURE, SCENARIOS
-from headway.lab.bench.online_metrics import Distribution, OnlineMetrics
-from headway.lab.bench.replay import replay
-from headway.lab.workload.workload_file import load_workload
+from headway_lab.bench.offline_bench import SCENARIO_TEMPERATURE, SCENARIOS
+from headway_lab.bench.online_metrics import Distribution, OnlineMetrics
+from headway_lab.bench.replay import replay
+from headway_lab.workload.workload_file import load_workload
 
 ONLINE = SCENARIOS["online"]
 

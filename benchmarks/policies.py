@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import Any
 
 from headway.config import CacheConfig, EngineConfig
-from headway.lab.bench.replay import replay
-from headway.lab.bench.timelines import RequestTimeline, percentile
-from headway.lab.sim import Calibration, simulate
-from headway.lab.workload.bench_requests import BenchRequest
+from headway_lab.bench.replay import replay
+from headway_lab.bench.timelines import RequestTimeline, percentile
+from headway_lab.sim import Calibration, simulate
+from headway_lab.workload.bench_requests import BenchRequest
 
 TTFT_S, TPOT_S = 0.5, 0.05
 HEAVY = 10
@@ -162,7 +162,7 @@ def predict(training: Sequence[Row], held_out: Sequence[Row]) -> list[float]:
     from headway.predict import LearnedRanker, PromptView
     from headway.predict.features import prompt_features
     from headway.predict.traffic_log import TrafficRecord
-    from headway.predict.training import count_pairs, train_ranker
+    from headway_lab.predictor.training import count_pairs, train_ranker
 
     def view(row: Row) -> PromptView:
         return PromptView(row["prompt_token_ids"], row["max_tokens"], row["temperature"], row["text"])

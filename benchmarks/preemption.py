@@ -15,9 +15,9 @@ import torch
 
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine, LoadedModel
-from headway.lab.bench.offline_bench import SCENARIO_TEMPERATURE, SCENARIOS
-from headway.lab.bench.online_metrics import OnlineMetrics
-from headway.lab.bench.replay import replay
+from headway_lab.bench.offline_bench import SCENARIO_TEMPERATURE, SCENARIOS
+from headway_lab.bench.online_metrics import OnlineMetrics
+from headway_lab.bench.replay import replay
 
 SCENARIO = SCENARIOS["online"]
 NUM_WARM_UP = 100

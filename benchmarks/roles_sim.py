@@ -16,13 +16,13 @@ import statistics
 from collections.abc import Sequence
 
 from headway.core.routing import Roles
-from headway.lab.bench.online_metrics import OnlineMetrics
-from headway.lab.sim.calibration import Calibration
-from headway.lab.sim.cost_model import Link
-from headway.lab.sim.setup import set_up
-from headway.lab.sim.sim_comparison import capacity
-from headway.lab.sim.simulate import Simulation, simulate
-from headway.lab.workload.bench_requests import BenchRequest
+from headway_lab.bench.online_metrics import OnlineMetrics
+from headway_lab.sim.calibration import Calibration
+from headway_lab.sim.cost_model import Link
+from headway_lab.sim.setup import set_up
+from headway_lab.sim.sim_comparison import capacity
+from headway_lab.sim.simulate import Simulation, simulate
+from headway_lab.workload.bench_requests import BenchRequest
 
 SPREAD = (0.5, 1.5)
 HIGHEST_TOKEN_ID = 10_000

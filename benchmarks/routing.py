@@ -27,15 +27,15 @@ from collections.abc import Sequence
 from headway.config import ModelConfig
 from headway.core import Request
 from headway.core.routing import MAX_REPORTED, ROUTERS, CacheReport, Router
-from headway.lab.bench.online_metrics import OnlineMetrics
-from headway.lab.sim.calibration import Calibration, Machine
-from headway.lab.sim.setup import set_up
-from headway.lab.sim.sim_comparison import capacity
-from headway.lab.sim.simulate import Simulation, simulate
-from headway.lab.workload.bench_requests import BenchRequest
-from headway.lab.workload.workload_file import load_workload
 from headway.loader.model_tokenizer import load_model_tokenizer
 from headway.tokenizer import Tokenizer
+from headway_lab.bench.online_metrics import OnlineMetrics
+from headway_lab.sim.calibration import Calibration, Machine
+from headway_lab.sim.setup import set_up
+from headway_lab.sim.sim_comparison import capacity
+from headway_lab.sim.simulate import Simulation, simulate
+from headway_lab.workload.bench_requests import BenchRequest
+from headway_lab.workload.workload_file import load_workload
 
 NUM_PROMPT_BLOCKS = 64
 BLOCK_SIZE = 64

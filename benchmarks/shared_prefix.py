@@ -17,9 +17,9 @@ import torch
 
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
-from headway.lab.bench.offline_bench import SCENARIO_TEMPERATURE
-from headway.lab.bench.replay import run_round
-from headway.lab.workload.bench_requests import BenchRequest, highest_token_id
+from headway_lab.bench.offline_bench import SCENARIO_TEMPERATURE
+from headway_lab.bench.replay import run_round
+from headway_lab.workload.bench_requests import BenchRequest, highest_token_id
 
 
 def draw(options: argparse.Namespace, seed: int, vocab_size: int) -> list[BenchRequest]:

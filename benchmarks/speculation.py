@@ -37,13 +37,13 @@ from torch import Tensor
 
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
-from headway.lab.bench.datasets import LengthRange, draw_work
-from headway.lab.bench.offline_bench import SCENARIO_TEMPERATURE, SCENARIOS
-from headway.lab.bench.online_metrics import OnlineMetrics
-from headway.lab.bench.replay import replay, run_round
 from headway.runner.cpu_sampling import CpuSampling
 from headway.runner.sampler import Int64Array, PendingSample, SamplingKernels, Seat
 from headway.sampling_params import SamplingParams
+from headway_lab.bench.datasets import LengthRange, draw_work
+from headway_lab.bench.offline_bench import SCENARIO_TEMPERATURE, SCENARIOS
+from headway_lab.bench.online_metrics import OnlineMetrics
+from headway_lab.bench.replay import replay, run_round
 
 FUNCTIONS: list[tuple[Callable[..., object], str, str]] = [
     (textwrap.dedent, "text", "source"),

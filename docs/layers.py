@@ -19,7 +19,7 @@ END = "<!-- end of layers -->"
 PURPOSES = {
     "__main__": "python -m headway",
     "cli": "one module per command",
-    "lab": "workloads, benchmarks, simulator, tuner, claims",
+    "console": "what commands share: flags, tables, files, profiles",
     "server": "HTTP front end and page",
     "rpc": "the engine as a process",
     "llm": "the Python API",
@@ -42,6 +42,7 @@ PURPOSES = {
     "settings": "options with nothing left open",
     "sampling_params": "what a request asks for",
     "outputs": "what it gets",
+    "counters": "numbers that are declared once",
     "errors": "what can go wrong",
     "cache_dir": "files kept between runs",
     "child_process": "how processes are started",

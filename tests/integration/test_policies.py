@@ -16,7 +16,7 @@ from headway.config import PREFILL_MODES, SCHEDULING_POLICIES
 from headway.core.policy import by_length
 from headway.core.request_options import RequestOptions
 from headway.predict.ranker_file import save_ranker
-from headway.predict.training import train_ranker
+from headway_lab.predictor.training import train_ranker
 from tests.integration.conversations import Alone, Conversations
 from tests.unit.predict.traffic import make_traffic
 from tests.unit.runner.tiny_llm import MAX_MODEL_LEN, VOCAB_SIZE, TinyLLM

@@ -64,7 +64,7 @@ refused = server.complete(deadline_s=-1)
 assert (refused.status_code, refused.json()["error"]["param"]) == (400, "deadline_s"), refused.text
 
 # classes of a server and of a workload
-from headway.lab.workload.workload import read_classes
+from headway_lab.workload.workload import read_classes
 from headway.server.admission.service_classes import parse_service_classes
 
 assert parse_service_classes({"classes": {"a": {"deadline_s": 2}}}).default.options.deadline_s == 2
@@ -74,7 +74,7 @@ assert read_classes([{"deadline_s": 3.0}])[0].options.deadline_s == 3.0
 USE_SAMPLING = """
 import torch
 
-from headway.cli.flags import sampling_flags
+from headway.console.flags import sampling_flags
 from tests.unit.runner.sampling_bench import ALL_KERNELS, sample_once
 from tests.unit.runner.sampling_reference import Request
 

@@ -12,13 +12,14 @@ from types import ModuleType
 
 import pytest
 
-from headway.cli.flags import CommandParser
-from headway.cli.main import COMMANDS, CommandGroup
+from headway.cli.main import commands
 from headway.config import SCHEDULING_POLICIES
-from headway.lab.sim.simulate import MOST_REPLICAS
-from headway.lab.workload.input_files import MOST_TOKENS
-from headway.lab.workload.workload import MOST_REQUESTS
+from headway.console.commands import CommandGroup
+from headway.console.flags import CommandParser
 from headway.structured.answer_formats import TOOL_FORMATS
+from headway_lab.sim.simulate import MOST_REPLICAS
+from headway_lab.workload.input_files import MOST_TOKENS
+from headway_lab.workload.workload import MOST_REQUESTS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,7 +51,7 @@ SHOWN = [
 def test_every_command_that_is_shown_has_options_that_exist(example: object) -> None:
     words = shlex.split(example.text.replace("\\\n", " "), comments=True)[1:]  # type: ignore[attr-defined]
     words = words[: words.index(">")] if ">" in words else [word for word in words if word != "&"]
-    command = COMMANDS[words.pop(0)]
+    command = commands()[words.pop(0)]
     if isinstance(command, CommandGroup):
         command = command.commands[words.pop(0)]
     parser = CommandParser(prog="headway")
@@ -123,7 +124,7 @@ def test_links_and_files_that_are_named_exist(path: Path) -> None:
         assert page.exists(), target
         assert not anchor or anchor in _anchors(page), target
     for name in CODE_PATH.findall(text) if path.name != "CHANGELOG.md" else ():
-        found = [ROOT / name, ROOT / "src" / "headway" / name, ROOT / "benchmarks" / name]
+        found = [ROOT / name, ROOT / "src" / name, ROOT / "src" / "headway" / name, ROOT / "benchmarks" / name]
         is_there = any(one.exists() for one in found) or ("/" not in name and any((ROOT / "tests").rglob(name)))
         assert is_there or name.endswith("/spf.py"), name
 

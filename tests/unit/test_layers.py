@@ -21,7 +21,9 @@ IMPURE = {
 }
 IMPURE_CALLS = {"open", "input", "print", "exec", "eval", "__import__"}
 # Sampling parameters are carried, never read: their type is named for the type checker alone.
-CORE_MAY_IMPORT = ("headway.core", "headway.config", "headway.settings", "headway.errors", "headway.sampling_params")
+CORE_MAY_IMPORT = tuple(
+    f"headway.{name}" for name in ("core", "config", "counters", "settings", "errors", "sampling_params")
+)
 # Records and options that every layer shares must not drag anything along.
 PLAIN_MODULES = ("config", "errors", "outputs", "sampling_params", "settings")
 

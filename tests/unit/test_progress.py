@@ -12,8 +12,8 @@ import pytest
 from headway import progress
 from headway.cli.main import main
 from headway.progress import ProgressLines, meter, progress_bar
+from tests.lab.bench.sse_server import Answer, SSEServer, steady
 from tests.unit.clock import Clock
-from tests.unit.lab.bench.sse_server import Answer, SSEServer, steady
 
 
 @pytest.mark.parametrize(

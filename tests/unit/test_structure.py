@@ -11,13 +11,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.unit.lab.bench.test_offline_bench import SHAPE
+from tests.lab.bench.test_offline_bench import SHAPE
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "headway"
 MODULES = {
     ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): file
-    for file in sorted(PACKAGE.rglob("*.py"))
+    for package in (PACKAGE, PACKAGE.with_name("headway_lab"))
+    for file in sorted(package.rglob("*.py"))
 }
 
 MOST_CONFIG_MODULES = 12

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.flags import SEED_CLASH, add_flags, chosen, engine_flags, sampling_flags
 from headway.config import EngineConfig, did_you_mean
+from headway.console.flags import SEED_CLASH, add_flags, chosen, engine_flags, sampling_flags
 from headway.errors import InvalidRequestError, RequestTooLargeError
 from headway.sampling_params import SamplingParams
 
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = EngineConfig.from_options(**chosen(arguments, engine_flags()))
     params = SamplingParams(**chosen(arguments, sampling_flags(DEFAULTS, without=_WITHOUT), DEFAULTS))
 
-    from headway.cli.loading import load_engine, stderr_console, stdin_is_terminal
+    from headway.console.loading import load_engine, stderr_console, stdin_is_terminal
 
     console = stderr_console()
     engine = load_engine(config, console, quiet=arguments.quiet)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headway.cli.batch_watch import BatchWatch, WatchedRequest
 from headway.cli.chat import encode_chat
-from headway.cli.flags import add_flags, chosen, engine_flags, number
 from headway.config import EngineConfig
+from headway.console.flags import add_flags, chosen, engine_flags, number
 from headway.errors import ConfigError
 from headway.sampling_params import SamplingParams
 
@@ -57,12 +57,12 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from headway.cli.live_view import LiveView, PlainView
-    from headway.cli.loading import load_engine, stderr_console
+    from headway.console.loading import load_engine, model_title, stderr_console
 
     console = Console(highlight=False)
     engine = load_engine(config, stderr_console())
     view_class = LiveView if console.is_terminal and not arguments.plain else PlainView
-    with view_class(console, title(config)) as view:
+    with view_class(console, model_title(config)) as view:
         watch = run_demo(engine, view, pace_s=arguments.pace)
     show_results(watch, console)
     return 0
@@ -72,13 +72,6 @@ def demo_config(options: dict[str, Any]) -> EngineConfig:
     """The engine's options: those given, over the demo's own. A memory size takes the place of the block count."""
     defaults = {**DEFAULTS, "num_kv_blocks": None} if "kv_cache_memory" in options else DEFAULTS
     return EngineConfig.from_options(**{**defaults, **options})
-
-
-def title(config: EngineConfig) -> str:
-    """The model, as the view's header names it."""
-    from headway.loader.embedded import MODEL_NAME
-
-    return (config.model.model or MODEL_NAME).rstrip("/").rsplit("/", 1)[-1]
 
 
 def run_demo(engine: LLMEngine, view: BatchView, *, pace_s: float = 0.0) -> BatchWatch:

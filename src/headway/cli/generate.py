@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.chat import encode_chat
-from headway.cli.flags import SEED_CLASH, add_flags, chosen, engine_flags, sampling_flags
-from headway.cli.output_files import check_writable
 from headway.config import EngineConfig
+from headway.console.flags import SEED_CLASH, add_flags, chosen, engine_flags, sampling_flags
+from headway.console.output_files import check_writable
+from headway.console.step_profiler import LATEST_FIRST_STEP, add_profile_flags, first_step_of, profile_steps
 from headway.errors import InvalidRequestError
-from headway.lab.bench.step_profiler import LATEST_FIRST_STEP, add_profile_flags, first_step_of, profile_steps
 from headway.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from headway.console.step_profiler import Step
     from headway.engine.llm_engine import LLMEngine
-    from headway.lab.bench.replay import Step
     from headway.outputs import RequestOutput
 
 DEFAULTS: dict[str, Any] = {"max_tokens": 128, "temperature": 0.0}
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_writable(arguments.profile)
     prompts = _collect_prompts(arguments)
 
-    from headway.cli.loading import load_engine, stderr_console
+    from headway.console.loading import load_engine, stderr_console
 
     console = stderr_console()
     engine = load_engine(config, console, quiet=arguments.quiet)

@@ -11,8 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.cli.flags import number
-from headway.cli.output_files import check_writable
+from headway.console.flags import number
+from headway.console.output_files import check_writable
 from headway.errors import ConfigError
 from headway.server.server_config import API_KEY_VARIABLE, ServerConfig
 

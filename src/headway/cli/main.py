@@ -8,9 +8,10 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import cache
 
+from headway.console.commands import ENTRY_POINTS, Command, CommandGroup, Commands
 from headway.errors import HeadwayError
 from headway.server.parent_link import FRONT_END_VARIABLE
 
@@ -18,23 +19,7 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 
-@dataclass(frozen=True)
-class Command:
-    """A sub-command. Its module has `add_arguments(parser)` and `run(namespace) -> exit code`."""
-
-    module: str
-    summary: str
-
-
-@dataclass(frozen=True)
-class CommandGroup:
-    """A sub-command that has sub-commands of its own."""
-
-    summary: str
-    commands: Mapping[str, Command]
-
-
-COMMANDS: Mapping[str, Command | CommandGroup] = {
+OWN: Commands = {
     "generate": Command("headway.cli.generate", "Complete one or many prompts and print the answers."),
     "chat": Command("headway.cli.chat", "Talk with the model in the terminal."),
     "serve": Command(
@@ -43,47 +28,22 @@ COMMANDS: Mapping[str, Command | CommandGroup] = {
     "plan": Command("headway.cli.plan", "What a model takes in memory, and what it can serve, without loading it."),
     "kv": Command("headway.cli.kv", "Show what a running server's KV memory holds, as numbers and as a map."),
     "demo": Command("headway.cli.demo", "Watch a dozen requests of very different lengths share one batch."),
-    "bench": CommandGroup(
-        "Measure speed, beside the least time that the machine allows.",
-        {
-            "latency": Command(
-                "headway.lab.bench.bench_latency_command", "One batch of equal requests, again and again."
-            ),
-            "throughput": Command(
-                "headway.lab.bench.bench_throughput_command", "Many requests, all at once or as in a trace."
-            ),
-            "serve": Command("headway.lab.bench.bench_serve_command", "Put a load on any server with OpenAI's API."),
-            "sweep": Command(
-                "headway.lab.bench.bench_sweep_command", "The same work at several rates, or with several settings."
-            ),
-            "capacity": Command(
-                "headway.lab.bench.bench_capacity_command", "The highest rate that meets objectives for latency."
-            ),
-            "compare": Command("headway.lab.bench.bench_compare_command", "Results beside each other."),
-        },
-    ),
-    "workload": Command(
-        "headway.lab.workload.workload_command", "Show what a workload file describes, as numbers and as plots."
-    ),
-    "calibrate": Command(
-        "headway.lab.sim.calibrate_command", "Measure what steps cost on this machine, for sim and tune."
-    ),
-    "sim": Command(
-        "headway.lab.sim.sim_command", "Simulate a workload on a calibrated machine, or on several, in seconds."
-    ),
-    "sim-check": Command(
-        "headway.lab.sim.sim_check_command", "Run a workload in the engine and in the simulator, and compare."
-    ),
-    "tune": Command("headway.lab.tune.tune_command", "Find the options that serve a workload best, by simulation."),
-    "claims": Command(
-        "headway.lab.claims.claims_command", "Measure published claims about serving again, each by its name."
-    ),
-    "train-predictor": Command(
-        "headway.lab.train_predictor", "Learn from a traffic log to tell long answers from short ones beforehand."
-    ),
+}
+LISTED_LAST: Commands = {
     "options": Command("headway.cli.reference", "List every option of the engine and of sampling."),
     "version": Command("headway.cli.version", "Print the version and what this machine offers."),
 }
+
+
+@cache
+def commands() -> Commands:
+    """All that there are: the engine's own, and those of installed packages, like the lab's."""
+    from importlib.metadata import entry_points  # not for the parent of `headway serve`, which loads next to nothing
+
+    found: dict[str, Command | CommandGroup] = {}
+    for point in sorted(entry_points(group=ENTRY_POINTS)):
+        found |= point.load()
+    return {**OWN, **found, **LISTED_LAST}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -113,27 +73,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(
     arguments: list[str],
-    commands: Mapping[str, Command | CommandGroup] = COMMANDS,
+    group: CommandGroup | None = None,
     prog: str = "headway",
-    summary: str = "An LLM engine with continuous batching.",
 ) -> int:
     first = arguments[0] if arguments else "--help"
-    if first in ("-h", "--help", "help"):
-        print(_overview(commands, prog, summary))
-        return 0
-    if first in ("-V", "--version") and commands is COMMANDS:
+    if first in ("-V", "--version") and group is None:
         first = "version"
-    from headway.cli.flags import CommandParser
+    known = group.commands if group is not None else OWN if first in OWN else commands()
+    if first in ("-h", "--help", "help"):
+        print(_overview(known, prog, "An LLM engine with continuous batching." if group is None else group.summary))
+        return 0
     from headway.config import did_you_mean
+    from headway.console.flags import CommandParser
 
-    if first not in commands:
+    if first not in known:
         kind = "option" if first.startswith("-") else "command"
-        hint = did_you_mean(first, tuple(commands)) or f" The commands are: {', '.join(commands)}."
+        hint = did_you_mean(first, tuple(known)) or f" The commands are: {', '.join(known)}."
         print(f"headway: error: unknown {kind} '{first}'.{hint}", file=sys.stderr)
         return 2
-    command = commands[first]
+    command = known[first]
     if isinstance(command, CommandGroup):
-        return _dispatch(arguments[1:], command.commands, f"{prog} {first}", command.summary)
+        return _dispatch(arguments[1:], command, f"{prog} {first}")
     module = importlib.import_module(command.module)
     parser = CommandParser(prog=f"{prog} {first}", description=command.summary)
     module.add_arguments(parser)
@@ -142,7 +102,7 @@ def _dispatch(
     return int(module.run(parsed))
 
 
-def _overview(commands: Mapping[str, Command | CommandGroup], prog: str, summary: str) -> str:
+def _overview(commands: Commands, prog: str, summary: str) -> str:
     lines = [f"usage: {prog} COMMAND [options]", "", summary, "", "commands:"]
     lines += [f"  {name:<15} {command.summary}" for name, command in commands.items()]
     lines += [

@@ -7,8 +7,8 @@ import dataclasses
 import json
 from dataclasses import asdict, dataclass
 
-from headway.cli.flags import FlagSpec, add_flags, chosen, engine_flags, memory_size, with_shape_defaults
 from headway.config import EngineConfig
+from headway.console.flags import FlagSpec, add_flags, chosen, engine_flags, memory_size, with_shape_defaults
 from headway.errors import ConfigError
 
 GPU_MEMORIES = (8, 12, 16, 24, 32, 40, 48, 80, 141)

@@ -7,7 +7,7 @@ import re
 import textwrap
 from itertools import groupby
 
-from headway.cli.flags import SEED_CLASH, FlagSpec, engine_flags, sampling_flags
+from headway.console.flags import SEED_CLASH, FlagSpec, engine_flags, sampling_flags
 
 _TITLES = {
     "model": "Model",

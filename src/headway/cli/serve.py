@@ -15,8 +15,8 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from headway.cli.flags import FlagSpec, add_flags, chosen, converter, engine_flags, is_switch, memory_size
 from headway.config import EngineConfig
+from headway.console.flags import FlagSpec, add_flags, chosen, converter, engine_flags, is_switch, memory_size
 from headway.errors import ConfigError
 from headway.server.admission.service_classes import EXAMPLE
 from headway.server.server_config import API_KEY_VARIABLE, ServerConfig

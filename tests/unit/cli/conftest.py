@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from headway.cli import loading
 from headway.config import EngineConfig
+from headway.console import loading
 from tests.unit.cli.fake_engine import FakeEngine
 
 

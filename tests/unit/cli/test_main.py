@@ -8,7 +8,8 @@ from typing import NoReturn
 
 import pytest
 
-from headway.cli import generate, loading, main
+from headway.cli import generate, main
+from headway.console import loading
 from headway.errors import ModelNotFoundError
 
 HEAVY = ("torch", "numpy", "rich", "tokenizers", "gguf", "jinja2", "starlette", "uvicorn", "prometheus_client")
@@ -26,12 +27,12 @@ def run(*arguments: str) -> int:
 def test_overview_lists_every_command(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*arguments) == 0
     out = capsys.readouterr().out
-    for name, command in main.COMMANDS.items():
+    for name, command in main.commands().items():
         assert name in out
         assert command.summary in out
 
 
-@pytest.mark.parametrize("name", main.COMMANDS)
+@pytest.mark.parametrize("name", main.commands())
 def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(name, "--help") == 0
     assert f"usage: headway {name}" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from headway.core.policy.fair import GENERATED_WEIGHT, FairPolicy
 from headway.core.proposers import MAX_MATCH, MIN_MATCH, Draft, NgramProposer
 from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, SchedulerOutput
 from headway.errors import ConfigError
-from headway.lab.sim.simulate import simulate
+from headway_lab.sim.simulate import simulate
 
 FREE, COSTLY = 1e-6, 1.0
 

@@ -22,7 +22,7 @@ from headway.predict import (
     create_predictor,
 )
 from headway.predict.ranker_file import RankerModel, load_ranker, save_ranker
-from headway.predict.training import quality, split_records, train_ranker
+from headway_lab.predictor.training import quality, split_records, train_ranker
 from tests.unit.predict.traffic import make_traffic
 
 pytest.importorskip("lightgbm")

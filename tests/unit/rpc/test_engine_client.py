@@ -228,7 +228,7 @@ async def test_each_replica_is_watched_by_itself() -> None:
 
 async def test_prompts_go_where_their_beginning_is_cached() -> None:
     """With the router that the simulator has, too."""
-    assert importlib.import_module("headway.lab.sim.simulate").Router is engine_client.Router
+    assert importlib.import_module("headway_lab.sim.simulate").Router is engine_client.Router
     async with started(num_replicas=2, router="prefix-aware", num_kv_blocks=256) as client:
         known = client._router.index.blocks_of
         for first in range(5, 13):

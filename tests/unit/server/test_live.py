@@ -15,7 +15,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from headway.cli.flags import engine_flags
+from headway.console.flags import engine_flags
 from headway.rpc import messages
 from headway.rpc.engine_client import Health
 from headway.rpc.engine_stats import EngineStats

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from headway.cli import serve
-from headway.cli.flags import CommandParser, chosen
 from headway.config import ModelConfig
+from headway.console.flags import CommandParser, chosen
 from headway.errors import ConfigError, ModelNotFoundError
 from headway.loader.model_tokenizer import load_model_tokenizer
 from headway.server.server_config import ServerConfig

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headway.cli import serve
-from headway.cli.flags import CommandParser
 from headway.cli.main import main
+from headway.console.flags import CommandParser
 from headway.core.request_options import RequestOptions
 from headway.errors import ConfigError
 from headway.server.admission.service_classes import EXAMPLE, ServiceClass, parse_service_classes, read_service_classes

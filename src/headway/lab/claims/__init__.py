@@ -1,8 +1,0 @@
-"""Published claims about serving, measured again: each one is a workload, a way to measure it, and what came of it."""
-
-from headway.lab.claims.claim import Outcome
-from headway.lab.claims.claim_results import Results, Row
-from headway.lab.claims.context import Claim
-from headway.lab.claims.scenarios import CLAIMS, find_claims
-
-__all__ = ["CLAIMS", "Claim", "Outcome", "Results", "Row", "find_claims"]

@@ -1,7 +1,0 @@
-"""The simulator: the real engine loop, scheduler, cache and policies, with a cost model in place of the device."""
-
-from headway.lab.sim.calibration import Calibration, HostTime, Machine
-from headway.lab.sim.cost_model import CostModel, StepWork
-from headway.lab.sim.simulate import Simulation, simulate
-
-__all__ = ["Calibration", "CostModel", "HostTime", "Machine", "Simulation", "StepWork", "simulate"]

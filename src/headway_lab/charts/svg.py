@@ -1,0 +1,202 @@
+"""SVG as strings: elements, text, the style that every chart carries, and the frame around a plot.
+
+title
+■ legend  ■ legend
+y title
+│
+│   inside
+└────────────────
+          x title
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headway_lab.charts.scale import Domain, Scale, Tick
+
+NUM_COLOURS = 7
+"""After so many series the colours come again, dashed."""
+FONT_PX = 12.0
+_WIDTH_PER_CHARACTER = 0.56
+"""Of the font's size; a guess on the wide side: the reader's font is not known."""
+
+# Okabe and Ito's colours, told apart with every kind of colour vision; lightened for dark surroundings.
+_STYLE = """
+.hw-chart{--hw-text:#1c2128;--hw-dim:#5d6570;--hw-grid:#e3e5e8;--hw-axis:#9aa1aa;--hw-back:#fff;
+--hw-1:#0072b2;--hw-2:#d55e00;--hw-3:#009e73;--hw-4:#b8568f;--hw-5:#c98a00;--hw-6:#3a9ad9;--hw-7:#5d6570;
+font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif;font-size:12px;display:block;
+width:100%;height:auto;font-variant-numeric:tabular-nums}
+@media (prefers-color-scheme:dark){.hw-chart{--hw-text:#e3e7eb;--hw-dim:#98a2ae;--hw-grid:#272e37;--hw-axis:#5d6773;
+--hw-back:#151a20;--hw-1:#58b2ee;--hw-2:#f58b4c;--hw-3:#33c99b;--hw-4:#e59cc6;--hw-5:#ecc04d;--hw-6:#9fd3ff;
+--hw-7:#aeb7c2}}
+.hw-chart text{fill:var(--hw-text)}.hw-chart .hw-dim{fill:var(--hw-dim)}
+.hw-chart .hw-title{font-size:14px;font-weight:600}.hw-chart .hw-note{font-size:11px}
+.hw-chart .hw-halo{paint-order:stroke;stroke:var(--hw-back);stroke-width:3px;stroke-linejoin:round}
+.hw-chart .hw-hit{fill:transparent}.hw-chart .hw-hit:hover{fill:var(--hw-text);fill-opacity:.25}
+"""
+
+WIDTH = 760.0
+PLOT_HEIGHT = 250.0
+_MARGIN = 10.0
+_RIGHT = 18.0
+_LINE_PX = 18.0
+_LABEL_GAP = 14.0
+_Y_TICK_PX = 32.0
+
+
+def tag(name: str, *content: str, **attributes: str | float) -> str:
+    """An element. Attributes are escaped, content is markup; `class_` and `font_size` become class and font-size."""
+    shown = "".join(f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"' for key, value in attributes.items())
+    return f"<{name}{shown}>{''.join(content)}</{name}>" if content else f"<{name}{shown}/>"
+
+
+def text(content: str, x: float, y: float, **attributes: str | float) -> str:
+    return tag("text", html.escape(content), x=x, y=y, **attributes)
+
+
+def hover(content: str) -> str:
+    """What the browser shows when the mouse rests on the element that this stands in."""
+    return tag("title", html.escape(content))
+
+
+def text_width(content: str, font_px: float = FONT_PX) -> float:
+    """About how wide it is going to be."""
+    return len(content) * font_px * _WIDTH_PER_CHARACTER
+
+
+def colour(index: int) -> str:
+    """The colour of the series of this number."""
+    return f"var(--hw-{index % NUM_COLOURS + 1})"
+
+
+def dashes(index: int) -> str:
+    """The pattern of its line."""
+    return ("none", "6 4", "2 3")[index // NUM_COLOURS % 3]
+
+
+def document(title: str, width: float, height: float, *content: str) -> str:
+    """The picture as a whole. It is as wide as what it stands in."""
+    return tag(
+        "svg",
+        tag("style", _STYLE),
+        *content,
+        xmlns="http://www.w3.org/2000/svg",
+        class_="hw-chart",
+        viewBox=f"0 0 {_value(width)} {_value(height)}",
+        role="img",
+        aria_label=title,
+    )
+
+
+def _value(value: str | float) -> str:
+    if isinstance(value, str):
+        return html.escape(value)
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis as it is asked for. Without a domain there is nothing to draw."""
+
+    title: str
+    """With its unit."""
+    domain: Domain | None
+
+
+@dataclass(frozen=True)
+class LegendItem:
+    name: str
+    index: int
+    """Number of the series: decides its colour."""
+    is_points: bool = False
+    dashes: str = "none"
+    """The pattern of its line."""
+    is_reference: bool = False
+
+
+Inside = Callable[[Scale, Scale], Sequence[str]]
+"""Draws what lies between the axes, given the x and the y scale."""
+
+
+def framed(title: str, *, x: Axis, y: Axis, legend: Sequence[LegendItem] = (), inside: Inside) -> str:
+    """The chart as a whole."""
+    rows = _legend_rows(legend)
+    top = _MARGIN + 22 + _LINE_PX * len(rows) + _LINE_PX + 12
+    bottom = top + PLOT_HEIGHT
+    height = bottom + 44
+    head = [text(title, _MARGIN, _MARGIN + 14, class_="hw-title"), *_legend(rows)]
+    head.append(text(y.title, _MARGIN, top - 15, class_="hw-dim"))
+    head.append(text(x.title, WIDTH - _RIGHT, bottom + 37, text_anchor="end", class_="hw-dim"))
+    if x.domain is None or y.domain is None:
+        middle = text("no data", WIDTH / 2, (top + bottom) / 2, text_anchor="middle", class_="hw-dim")
+        return document(title, WIDTH, height, *head, _box(_MARGIN, top, bottom), middle)
+    y_scale = Scale(y.domain, bottom, top)
+    y_ticks = y_scale.fitting_ticks(lambda label: _Y_TICK_PX)
+    left = _MARGIN + max((text_width(tick.label) for tick in y_ticks), default=0.0) + 8
+    x_scale = Scale(x.domain, left, WIDTH - _RIGHT)
+    x_ticks = x_scale.fitting_ticks(lambda label: text_width(label) + _LABEL_GAP)
+    grid = [*_y_grid(y_scale, y_ticks, left), *_x_grid(x_scale, x_ticks, bottom)]
+    return document(title, WIDTH, height, *head, *grid, *inside(x_scale, y_scale))
+
+
+def _legend_rows(legend: Sequence[LegendItem]) -> list[list[tuple[float, LegendItem]]]:
+    """Items from left to right, in as many rows as they need. One alone needs no legend: the title says what it is."""
+    rows: list[list[tuple[float, LegendItem]]] = []
+    x = WIDTH
+    for item in legend if len(legend) > 1 else ():
+        width = 18 + text_width(item.name) + 16
+        if x + width > WIDTH - _RIGHT:
+            rows.append([])
+            x = _MARGIN
+        rows[-1].append((x, item))
+        x += width
+    return rows
+
+
+def _legend(rows: list[list[tuple[float, LegendItem]]]) -> list[str]:
+    drawn = []
+    for number, row in enumerate(rows):
+        y = _MARGIN + 22 + _LINE_PX * number + 13
+        for x, item in row:
+            drawn.append(_key(item, x, y - 4))
+            drawn.append(text(item.name, x + 18, y))
+    return drawn
+
+
+def _key(item: LegendItem, x: float, y: float) -> str:
+    stroke = "var(--hw-dim)" if item.is_reference else colour(item.index)
+    if item.is_points:
+        return tag("circle", cx=x + 6, cy=y, r=4, fill=stroke)
+    ends = {"x1": x, "x2": x + 13, "y1": y, "y2": y}
+    return tag("line", stroke=stroke, stroke_width=3, stroke_dasharray=item.dashes, **ends)
+
+
+def _box(left: float, top: float, bottom: float) -> str:
+    size = {"width": WIDTH - _RIGHT - left, "height": bottom - top}
+    return tag("rect", x=left, y=top, fill="none", stroke="var(--hw-grid)", rx=4, **size)
+
+
+def _y_grid(scale: Scale, ticks: Sequence[Tick], left: float) -> list[str]:
+    drawn = []
+    for tick in ticks:
+        y = scale.position(tick.value) or 0.0
+        drawn.append(tag("line", x1=left, x2=WIDTH - _RIGHT, y1=y, y2=y, stroke="var(--hw-grid)"))
+        drawn.append(text(tick.label, left - 7, y + 4, text_anchor="end", class_="hw-dim"))
+    return drawn
+
+
+def _x_grid(scale: Scale, ticks: Sequence[Tick], bottom: float) -> list[str]:
+    drawn = [tag("line", x1=scale.start, x2=scale.end, y1=bottom, y2=bottom, stroke="var(--hw-axis)", stroke_width=1.2)]
+    for tick in ticks:
+        x = scale.position(tick.value) or 0.0
+        drawn.append(tag("line", x1=x, x2=x, y1=bottom, y2=bottom + 4, stroke="var(--hw-axis)"))
+        drawn.append(text(tick.label, x, bottom + 18, text_anchor=_anchor(tick, x, scale), class_="hw-dim"))
+    return drawn
+
+
+def _anchor(tick: Tick, x: float, scale: Scale) -> str:
+    """Centred, but for a label that would leave the picture on the right."""
+    return "end" if x + text_width(tick.label) / 2 > WIDTH - 2 and x > scale.start else "middle"

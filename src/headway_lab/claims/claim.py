@@ -1,0 +1,114 @@
+"""A claim: what was published and how it is measured here. An outcome: what came of it, as texts and a chart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from headway_lab.charts import Series, bar_chart, line_chart
+
+Where = Literal["engine", "simulator", "scheduler"]
+"""On the real engine; with the real scheduler and a cost model for the device; the scheduler alone, without a model."""
+
+EngineUse = Literal["always", "gpu", "asked", "never"]
+"""When a claim runs on the real engine. always: a CPU is enough. gpu: when there is one, and not in a quick run. asked:
+it takes long, so only with `--on engine`. never: it is not about steps of a device at all."""
+
+Numbers = Mapping[str, Mapping[str, float]]
+"""Row → column → number."""
+
+
+def times(ratio: float) -> str:
+    """2.7×"""
+    if not math.isfinite(ratio):
+        return "–"
+    return f"{ratio:,.0f}×" if ratio >= 100 else f"{ratio:.3g}×" if ratio >= 10 else f"{ratio:.2f}×"
+
+
+def percent(share: float, *, signed: bool = False) -> str:
+    """61% or, of a change, −34%."""
+    if not math.isfinite(share):
+        return "–"
+    digits = 1 if abs(share) < 0.1 or 0.99 < abs(share) < 1 else 0
+    return f"{100 * share:{'+' if signed else ''}.{digits}f}%".replace("-", "−")
+
+
+def milliseconds(seconds: float) -> str:
+    """Of a latency; seconds from ten of them on."""
+    if not math.isfinite(seconds):
+        return "–"
+    return f"{seconds:,.1f} s" if seconds >= 10 else f"{1e3 * seconds:,.3g} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def change(new: float, old: float) -> float:
+    """-0.34: a third less."""
+    return new / old - 1.0 if old else math.nan
+
+
+def sentences(parts: Sequence[str]) -> str:
+    """Those that are there, one after the other."""
+    return " ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points over an axis; with labels, dots that are named."""
+
+    name: str
+    xs: Sequence[float]
+    ys: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Bars, or lines if there are any."""
+
+    title: str
+    y: str
+    """Title of the values' axis, with its unit."""
+    bars: Mapping[str, float] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """Behind the bars' values."""
+    lines: Sequence[Line] = ()
+    x: str = ""
+    log_x: bool = False
+    log_y: bool = False
+    levels: Mapping[str, float] = field(default_factory=dict)
+    """Named dashed lines across."""
+    caption: str = ""
+
+    def svg(self) -> str:
+        if not self.lines:
+            return bar_chart(self.title, y=self.y, bars=self.bars, log_y=self.log_y, notes=self.notes)
+        series = [Series(line.name, line.xs, line.ys) for line in self.lines]
+        return line_chart(
+            self.title, x=self.x, y=self.y, series=series, log_x=self.log_x, log_y=self.log_y, lines=self.levels
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> Chart:
+        return Chart(**{**document, "lines": tuple(Line(**line) for line in document["lines"])})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was found."""
+
+    value: float
+    """The number that stands against the published one."""
+    unit: str
+    ours: str
+    """The same and what belongs to it, as a text."""
+    workload: str
+    """What was run, with its true numbers."""
+    differs: str
+    """Where it differs from what was published, and why, as far as the run itself tells."""
+    where: Where
+    chart: Chart
+    numbers: Numbers = field(default_factory=dict)
+    """Everything that was measured, side by side."""

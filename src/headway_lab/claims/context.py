@@ -1,0 +1,183 @@
+"""What a claim measures with: a testbed, sizes that fit it, data, several variants in alternation, searches for a rate.
+
+On a machine with other work on it one round alone says little. So variants of serving the same work take turns; of each
+the fastest round counts, since other work can only slow it down, and how far single rounds were apart is told.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from headway.progress import Meter
+from headway_lab.bench.online_metrics import OnlineMetrics
+from headway_lab.claims.claim import EngineUse, Outcome, Where, times
+from headway_lab.claims.testbed import Run, Testbed
+from headway_lab.workload.bench_requests import Work
+
+_T = TypeVar("_T")
+Bar = Callable[[int, str], AbstractContextManager[Meter | None]]
+"""(how many requests, what they are) → something that shows how far they are"""
+
+_CPU_QUICK_SHARE = 8
+_CPU_SHARE = 4
+
+NORMALISED = "median_normalised_ms"
+"""Median over requests of the time from arrival to the last token, over the number of tokens."""
+
+
+def no_bar(num_requests: int, title: str) -> AbstractContextManager[Meter | None]:
+    """Show nothing."""
+    return nullcontext()
+
+
+@dataclass
+class Context:
+    """For one claim; what several claims measure is kept in `shared`."""
+
+    testbed: Testbed
+    is_quick: bool = False
+    data_dir: Path | None = None
+    bar: Bar = no_bar
+    say: Callable[[str], object] = lambda text: None
+    shared: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def where(self) -> Where:
+        return self.testbed.where
+
+    def sized(self, *, tiny: int, short: int, full: int, gpu: int | None = None) -> int:
+        """A number of requests. tiny: a quick run on a CPU. short: any other quick run, and a CPU that has time. gpu:
+        on a real one, where a long run takes its time; otherwise as full."""
+        if self.testbed.is_cpu:
+            return tiny if self.is_quick else short
+        if self.is_quick:
+            return short
+        return gpu if gpu is not None and self.where == "engine" else full
+
+    @property
+    def num_rounds(self) -> int:
+        """How often the same is measured, where what else a machine does could disturb it."""
+        return 3 if self.where == "engine" and self.testbed.is_cpu else 1
+
+    @property
+    def divisor(self) -> int:
+        """Lengths and memory are divided by this: a CPU would take hours for the published ones."""
+        if not self.testbed.is_cpu:
+            return 1
+        return _CPU_QUICK_SHARE if self.is_quick else _CPU_SHARE
+
+    @property
+    def divided(self) -> str:
+        """A remark that lengths and memory were divided; empty if they were not."""
+        return f" (published lengths and memory divided by {self.divisor})" if self.divisor > 1 else ""
+
+    def run(self, label: str, work: Work, **options: Any) -> Run:
+        """Serve the work; `label` is what people read meanwhile."""
+        self.say(f"{label}: {len(work):,} requests")
+        with self.bar(len(work), label) as progress:
+            return self.testbed.run(work, progress=progress, **options)
+
+    def once(self, key: str, make: Callable[[], _T]) -> _T:
+        """What any claim has made before under this key on this testbed, or else makes now."""
+        both = (id(self.testbed), key)
+        if both not in self.shared:
+            self.shared[both] = make()
+        return self.shared[both]
+
+    def data_file(self, name: str) -> Path | None:
+        """A file of real data, if it is there."""
+        if self.data_dir is None:
+            return None
+        path = self.data_dir / name
+        return path if path.is_file() else None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Work that is there at once, and the options it is served with."""
+
+    work: Work
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class AlternatingRuns:
+    """The rounds of each way, in the order in which they were run."""
+
+    rounds: Mapping[str, Sequence[Run]]
+
+    @property
+    def best(self) -> dict[str, Run]:
+        """The fastest round of each."""
+        return {name: min(runs, key=lambda run: run.duration_s) for name, runs in self.rounds.items()}
+
+    def spread(self, name: str, base: str) -> str:
+        """How far the gain in throughput of one way over another was apart in single rounds; empty with only one."""
+        ratios = [own.output_tok_s / other.output_tok_s for own, other in zip(self.rounds[name], self.rounds[base])]
+        if len(ratios) < 2:
+            return ""
+        return (
+            f"Each way had {len(ratios)} rounds, in turns, of which the fastest counts; within single rounds the ratio "
+            f"was {times(min(ratios))} to {times(max(ratios))}."
+        )
+
+
+def run_alternating(context: Context, ways: Mapping[str, Variant]) -> AlternatingRuns:
+    """Measure them: once in the simulator, where nothing disturbs, otherwise several times."""
+    rounds: dict[str, list[Run]] = {name: [] for name in ways}
+    for number in range(context.num_rounds):
+        for name, way in ways.items():
+            label = f"{name}, round {number + 1}" if context.num_rounds > 1 else name
+            rounds[name].append(context.run(label, way.work, **way.options))
+    return AlternatingRuns(rounds)
+
+
+@dataclass(frozen=True)
+class NormalisedMetrics(OnlineMetrics):
+    """With the latency that the Orca paper compares by."""
+
+    normalised_ms: float = 0.0
+
+    @classmethod
+    def of_run(cls, run: Run) -> NormalisedMetrics:
+        usual = {item.name: getattr(run.metrics, item.name) for item in fields(OnlineMetrics)}
+        return cls(**usual, normalised_ms=1e3 * statistics.median(run.per_token_s))
+
+    def as_json(self) -> dict[str, float | None]:
+        """The usual keys and that one."""
+        return {**super().as_json(), NORMALISED: self.normalised_ms}
+
+
+@dataclass(frozen=True)
+class Span:
+    """How long requests arrive at each rate that is tried, and how many there are at least and at most."""
+
+    seconds: float
+    least: int
+    most: int
+
+    def count(self, rate: float) -> int:
+        """The number of requests at this rate."""
+        return int(min(max(rate * self.seconds, self.least), self.most))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something that was published, with the way to measure it."""
+
+    id: str
+    title: str
+    published: str
+    """With its number."""
+    source: str
+    workload: str
+    """As published."""
+    method: str
+    """How it is measured here."""
+    measure: Callable[[Context], Outcome]
+    engine: EngineUse = "asked"

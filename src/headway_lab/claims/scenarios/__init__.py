@@ -1,0 +1,44 @@
+"""One file for each claim: its text, its workload and its measure; and all of them, in the order of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.config import did_you_mean
+from headway.errors import ConfigError
+from headway_lab.claims.context import Claim
+from headway_lab.claims.scenarios.batching_eras import ERAS, KV_WASTE, PAGING
+from headway_lab.claims.scenarios.batching_load import BATCH_SIZE, ORCA, QUEUE_DEPTH, SPECULATION
+from headway_lab.claims.scenarios.chunked_prefill import CHUNKED_PREFILL, SARATHI_CAPACITY
+from headway_lab.claims.scenarios.kv_memory import KV_QUANTISATION, PREEMPTION_TAIL, PREFIX_SHARING
+from headway_lab.claims.scenarios.scheduling_policies import LEARNED_RANKING, MAGNUS, SLO_TAIL
+
+CLAIMS: dict[str, Claim] = {
+    claim.id: claim
+    for claim in (
+        ERAS,
+        ORCA,
+        KV_WASTE,
+        PAGING,
+        CHUNKED_PREFILL,
+        SARATHI_CAPACITY,
+        PREFIX_SHARING,
+        QUEUE_DEPTH,
+        PREEMPTION_TAIL,
+        BATCH_SIZE,
+        SPECULATION,
+        LEARNED_RANKING,
+        MAGNUS,
+        SLO_TAIL,
+        KV_QUANTISATION,
+    )
+}
+
+
+def find_claims(names: Sequence[str]) -> list[Claim]:
+    """Those of these names, in the order of the table; all if there are none. `ConfigError` for one that is unknown."""
+    for name in names:
+        if name not in CLAIMS:
+            hint = did_you_mean(name, CLAIMS) or f" The claims are: {', '.join(CLAIMS)}."
+            raise ConfigError(f"There is no claim '{name}'.{hint}")
+    return [claim for name, claim in CLAIMS.items() if not names or name in names]

@@ -1,0 +1,348 @@
+"""What a claim is measured on. A claim is written once and runs on the real engine and in the simulator alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headway.errors import ConfigError
+from headway_lab.bench.environment import device_name
+from headway_lab.bench.online_metrics import OnlineMetrics
+from headway_lab.bench.replay import check_room, replay
+from headway_lab.bench.timelines import RequestTimeline
+from headway_lab.claims.claim import Where
+from headway_lab.sim import Calibration, CostModel, simulate
+from headway_lab.sim.cost_model import TERMS
+from headway_lab.sim.setup import check_work, set_up
+from headway_lab.workload.bench_requests import BenchRequest, Work, highest_token_id
+
+if TYPE_CHECKING:
+    from headway.engine.llm_engine import LLMEngine, LoadedModel
+    from headway.engine.step_report import EngineStep
+    from headway.progress import Meter
+
+
+Load = Callable[..., "LLMEngine"]
+"""(options over those of the command) → a loaded engine"""
+
+_WARM_UP_REQUESTS = 64
+_WARM_UP_TOKENS = 24
+
+SHIPPED = "h200-llama31-8b"
+_KV_BYTES = {"fp8": 130 / 256, "int8": 130 / 256, "int4": 98 / 256}
+"""Of a token and head of 128 numbers, with scales, against 16 bits each."""
+
+
+@dataclass(frozen=True)
+class Run:
+    timelines: Sequence[RequestTimeline]
+    duration_s: float
+    waste: Sequence[float] = ()
+    """At each step: which part of the KV memory that is kept from others holds nothing."""
+    num_running: Sequence[int] = ()
+    """And how many requests were in the batch."""
+
+    @cached_property
+    def metrics(self) -> OnlineMetrics:
+        return OnlineMetrics.of(self.timelines, self.duration_s)
+
+    @property
+    def output_tok_s(self) -> float:
+        return sum(timeline.num_output_tokens for timeline in self.timelines) / self.duration_s
+
+    @property
+    def total_tok_s(self) -> float:
+        num_in = sum(timeline.num_prompt_tokens for timeline in self.timelines)
+        return num_in / self.duration_s + self.output_tok_s
+
+    @property
+    def requests_s(self) -> float:
+        return len(self.timelines) / self.duration_s
+
+    @property
+    def mean_batch(self) -> float:
+        """Requests in the batch, the mean over steps."""
+        return statistics.fmean(self.num_running) if self.num_running else 0.0
+
+    @property
+    def mean_step_s(self) -> float:
+        """Time of a step, waiting for arrivals included."""
+        return self.duration_s / len(self.num_running) if self.num_running else math.nan
+
+    @property
+    def mean_waste(self) -> float:
+        return statistics.fmean(self.waste) if self.waste else 0.0
+
+    @property
+    def per_token_s(self) -> list[float]:
+        """Of each request: from arrival to its last token, over the number of its tokens."""
+        return [timeline.e2e_s / timeline.num_output_tokens for timeline in self.timelines]
+
+
+class Testbed(Protocol):
+    """What serves the work of a claim: the engine or the simulator."""
+
+    where: Where
+
+    @property
+    def description(self) -> str:
+        """Which model and machine."""
+        ...
+
+    @property
+    def trust(self) -> str:
+        """How far its numbers are from measured ones, in a few words; empty where they are measured."""
+        ...
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it takes so long that work has to be small."""
+        ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_num_seqs(self) -> int: ...
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of KV memory."""
+        ...
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def kv_tokens(self) -> int:
+        """Room in the KV memory."""
+        ...
+
+    def run(
+        self,
+        work: Work,
+        *,
+        kv_tokens: int | None = None,
+        max_model_len: int | None = None,
+        progress: Meter | None = None,
+        **options: Any,
+    ) -> Run:
+        """Serve it with these options of scheduler and cache, everything else as by default, without a prefix cache. KV
+        memory and the longest request can be made smaller."""
+        ...
+
+    def use_kv_dtype(self, kv_dtype: str | None) -> None:
+        """From now on with keys and values in this format; `None`: as at first."""
+        ...
+
+
+class EngineTestbed:
+    where: Where = "engine"
+
+    def __init__(self, load: Load, *, name: str) -> None:
+        self._load = load
+        self._name = name
+        self._model = _loaded(load())
+
+    @property
+    def description(self) -> str:
+        plan = self._model.plan
+        return f"engine: {self._name} on {device_name(plan.device)}, {plan.dtype}, KV {plan.kv_dtype}"
+
+    @property
+    def trust(self) -> str:
+        return ""
+
+    @property
+    def is_cpu(self) -> bool:
+        return self._model.plan.device == "cpu"
+
+    @property
+    def vocab_size(self) -> int:
+        return highest_token_id(self._model.engine.model_config.vocab_size) + 1
+
+    @property
+    def max_num_seqs(self) -> int:
+        return self._model.config.scheduler.max_num_seqs
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self._model.plan.bytes_per_block / self._model.plan.block_size
+
+    @property
+    def block_size(self) -> int:
+        return self._model.plan.block_size
+
+    @property
+    def kv_tokens(self) -> int:
+        return self._model.plan.num_tokens
+
+    def run(
+        self,
+        work: Work,
+        *,
+        kv_tokens: int | None = None,
+        max_model_len: int | None = None,
+        progress: Meter | None = None,
+        **options: Any,
+    ) -> Run:
+        """On a GPU some like it go before, until kernels are compiled and graphs are captured."""
+        part = {**self._part(kv_tokens, max_model_len), "enable_prefix_caching": False, **options}
+        engine = self._model.reschedule(**part)
+        check_room(work, engine.plan.max_model_len)
+        if not self.is_cpu:
+            replay(engine, _warm_up(work), temperature=0.0)
+            engine = self._model.reschedule(**part)
+        watch = _Watch(engine)
+        done = replay(engine, work, temperature=0.0, step=watch.step, progress=progress)
+        if done.num_lost:
+            raise RuntimeError(f"{done.num_lost} requests did not get their tokens; the measurement is void")
+        return Run(done.timelines, done.duration_s, watch.waste, watch.num_running)
+
+    def use_kv_dtype(self, kv_dtype: str | None) -> None:
+        """Loads the model again: memory was laid out for the other format."""
+        self._model.shutdown()
+        self._model = _loaded(self._load(**({} if kv_dtype is None else {"kv_cache_dtype": kv_dtype})))
+
+    def close(self) -> None:
+        """The model is not needed any more."""
+        self._model.shutdown()
+
+    def _part(self, kv_tokens: int | None, max_model_len: int | None) -> dict[str, int]:
+        """Of the memory and the longest request, as much as there is at most."""
+        plan = self._model.plan
+        num_blocks = plan.num_blocks if kv_tokens is None else kv_tokens // plan.block_size
+        return {
+            "num_blocks": max(1, min(num_blocks, plan.num_blocks)),
+            "max_model_len": min(max_model_len or plan.max_model_len, plan.max_model_len),
+        }
+
+
+def _loaded(engine: LLMEngine) -> LoadedModel:
+    # Imported here: listing the claims takes no torch.
+    from headway.engine.llm_engine import LoadedModel
+
+    return LoadedModel(engine)
+
+
+class _Watch:
+    """The engine's step, and what the batch was like before it."""
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self._engine = engine
+        self.waste: list[float] = []
+        self.num_running: list[int] = []
+
+    def step(self) -> EngineStep:
+        scheduler = self._engine.core.scheduler
+        if (waste := scheduler.kv_waste) is not None:
+            self.waste.append(waste)
+            self.num_running.append(scheduler.num_in_batch)
+        return self._engine.step()
+
+
+def _warm_up(work: Work) -> list[BenchRequest]:
+    """Its first requests, all at once and cut short."""
+    return [
+        dataclasses.replace(
+            one, arrival_s=0.0, after=None, num_output_tokens=min(one.num_output_tokens, _WARM_UP_TOKENS)
+        )
+        for one in work[:_WARM_UP_REQUESTS]
+    ]
+
+
+class SimulatedTestbed:
+    """The real scheduler on a virtual clock."""
+
+    where: Where = "simulator"
+
+    def __init__(self, calibration: Calibration) -> None:
+        self._first = self._calibration = calibration
+
+    @classmethod
+    def open(cls, path: str | Path | None = None) -> SimulatedTestbed:
+        """From a calibration's file, or by the name of one that is shipped."""
+        return cls(Calibration.find(SHIPPED if path is None else path))
+
+    @property
+    def description(self) -> str:
+        calibration = self._first
+        machine = f"{calibration.model or 'a model'} on {calibration.device_name or calibration.device}"
+        return f"simulator: {machine}; {self.trust}"
+
+    @property
+    def trust(self) -> str:
+        cost = self._first.cost
+        if not cost.errors:
+            return "error of steps not known: costs from single measurements, not fitted"
+        return f"mean error of steps {100 * cost.mean_error:.1f}%"
+
+    @property
+    def is_cpu(self) -> bool:
+        """Time is virtual here."""
+        return False
+
+    @property
+    def vocab_size(self) -> int:
+        return self._calibration.vocab_size
+
+    @property
+    def max_num_seqs(self) -> int:
+        return self._calibration.scheduler_settings().max_num_seqs
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self._calibration.bytes_per_block / self._calibration.block_size
+
+    @property
+    def block_size(self) -> int:
+        return self._calibration.block_size
+
+    @property
+    def kv_tokens(self) -> int:
+        return self._calibration.num_blocks * self._calibration.block_size
+
+    def run(
+        self,
+        work: Work,
+        *,
+        kv_tokens: int | None = None,
+        max_model_len: int | None = None,
+        progress: Meter | None = None,
+        **options: Any,
+    ) -> Run:
+        calibration = self._calibration
+        num_blocks = min(self.kv_tokens, kv_tokens or self.kv_tokens) // options.get("block_size", self.block_size)
+        setup = set_up(calibration, {"enable_prefix_caching": False, **options, "num_kv_blocks": max(1, num_blocks)})
+        longest = min(max_model_len or calibration.max_model_len, calibration.max_model_len)
+        machine = dataclasses.replace(setup.machine, max_model_len=longest)
+        check_work(work, machine)
+        done = simulate(work, machine, setup.scheduler, setup.cache, progress=progress)
+        return Run(done.timelines, done.duration_s, done.waste, done.num_running)
+
+    def use_kv_dtype(self, kv_dtype: str | None) -> None:
+        """What is known without measuring: a token takes fewer bytes, so more fit, and reading one takes less time."""
+        if kv_dtype is None:
+            self._calibration = self._first
+            return
+        if kv_dtype not in _KV_BYTES:
+            raise ConfigError(f"KV format '{kv_dtype}' cannot be simulated; known are {', '.join(_KV_BYTES)}.")
+        share, first = _KV_BYTES[kv_dtype], self._first
+        self._calibration = dataclasses.replace(
+            first,
+            cost=_with_context_share(first.cost, share),
+            num_blocks=int(first.num_blocks / share),
+            bytes_per_block=round(first.bytes_per_block * share),
+        )
+
+
+def _with_context_share(cost: CostModel, share: float) -> CostModel:
+    place = TERMS.index("context")
+    coefficients = [c * share if number == place else c for number, c in enumerate(cost.coefficients)]
+    return dataclasses.replace(cost, coefficients=tuple(coefficients))

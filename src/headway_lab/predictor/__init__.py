@@ -1,0 +1,1 @@
+"""Learning from a traffic log to tell long answers from short ones beforehand."""

@@ -1,0 +1,244 @@
+"""Simulated against measured: the same work in the real engine and in simulation, and how far each number is off.
+
+The load is a fraction of the capacity: the rate at which requests are served when all are there at once. It is found by
+simulation; a check with all requests at once measures it, too.
+
+Machines are not always as fast as when they were calibrated. The time of every real step is compared with what the
+calibration expects of it, and a second simulation follows the same ups and downs. It takes the machine's changes out of
+the errors, and with them what the cost model gets wrong about all steps of a few seconds alike: what is left are errors
+in which steps there are, and in their order. So it explains the errors; the promise is about the first column.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headway_lab.bench.online_metrics import OnlineMetrics
+from headway_lab.bench.replay import replay
+from headway_lab.sim.calibration import Calibration
+from headway_lab.sim.cost_model import FitError, fit_errors
+from headway_lab.sim.simulate import simulate
+from headway_lab.sim.step_timing import Now, SpeedProfile, metered
+from headway_lab.workload.bench_requests import BenchRequest, Work
+
+if TYPE_CHECKING:
+    from headway.engine.llm_engine import LLMEngine
+    from headway.progress import Meter
+
+
+TOLERANCES: Mapping[str, float] = {
+    "output_throughput": 0.05,
+    "mean_ttft_ms": 0.10,
+    "mean_tpot_ms": 0.10,
+    "p99_ttft_ms": 0.20,
+    "p99_tpot_ms": 0.20,
+    "p99_itl_ms": 0.20,
+    "p99_e2el_ms": 0.20,
+}
+"""What is promised of a simulation; other keys are shown for information."""
+
+SHOWN = (
+    "request_throughput",
+    "output_throughput",
+    *(f"{what}_{name}_ms" for name in ("ttft", "tpot", "itl", "e2el") for what in ("mean", "p50", "p99")),
+)
+
+
+@dataclass(frozen=True)
+class ErrorRow:
+    """One key of a result, measured and simulated."""
+
+    key: str
+    measured: float
+    simulated: float
+    at_measured_speed: float | None = None
+    """Simulated on a machine that is as fast as the real one was from moment to moment, by its own steps."""
+
+    @property
+    def error(self) -> float:
+        """(simulated - measured) / measured; `nan` where there is nothing to compare."""
+        return _error(self.simulated, self.measured)
+
+    @property
+    def error_at_measured_speed(self) -> float | None:
+        """What is left without errors in the time of steps."""
+        return None if self.at_measured_speed is None else _error(self.at_measured_speed, self.measured)
+
+    @property
+    def tolerance(self) -> float | None:
+        """`None`: nothing is promised."""
+        return TOLERANCES.get(self.key)
+
+    @property
+    def is_within(self) -> bool | None:
+        """Whether it is as good as promised; `None` where nothing is."""
+        return None if self.tolerance is None else abs(self.error) <= self.tolerance
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "measured": _or_none(self.measured),
+            "simulated": _or_none(self.simulated),
+            "error": _or_none(self.error),
+            "error_at_measured_speed": _or_none(self.error_at_measured_speed),
+            "tolerance": self.tolerance,
+        }
+
+
+def error_rows(
+    measured: OnlineMetrics,
+    simulated: OnlineMetrics,
+    at_measured_speed: OnlineMetrics | None = None,
+    keys: Sequence[str] = SHOWN,
+) -> list[ErrorRow]:
+    """One for each key that both have a number for."""
+    sides = [side.as_json() for side in (measured, simulated)]
+    third = None if at_measured_speed is None else at_measured_speed.as_json()
+    rows = []
+    for key in keys:
+        first, second = (side[key] for side in sides)
+        if first is not None and second is not None:
+            rows.append(ErrorRow(key, first, second, None if third is None else third[key]))
+    return rows
+
+
+def percent_text(error: float | None) -> str:
+    """With its sign; empty where there is none."""
+    return "" if error is None or math.isnan(error) else f"{100 * error:+.1f}%"
+
+
+def _error(simulated: float, measured: float) -> float:
+    if measured == 0.0:
+        return 0.0 if simulated == 0.0 else math.nan
+    return (simulated - measured) / measured
+
+
+def _or_none(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value
+
+
+@dataclass(frozen=True)
+class Check:
+    """One replay of some work in both."""
+
+    name: str
+    num_requests: int
+    rate: float | None
+    """Requests a second; `None`: all at once."""
+    load: float | None
+    """The rate over the capacity, where it was chosen so."""
+    speed: float
+    """Seconds that the real steps took, over those that the calibration expects of the same steps."""
+    rows: Sequence[ErrorRow]
+    step_errors: Sequence[FitError]
+    """Of the cost model, on the real steps."""
+    measured: OnlineMetrics
+    simulated: OnlineMetrics
+
+    @property
+    def num_missed(self) -> int:
+        """How many promised errors were exceeded."""
+        return sum(row.is_within is False for row in self.rows)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "num_requests": self.num_requests,
+            "rate": self.rate,
+            "load": self.load,
+            "speed": self.speed,
+            "errors": {row.key: row.as_json() for row in self.rows},
+            "step_errors": [error.as_json() for error in self.step_errors],
+            "measured": self.measured.as_json(),
+            "simulated": self.simulated.as_json(),
+        }
+
+
+def check(
+    engine: LLMEngine,
+    calibration: Calibration,
+    work: Work,
+    *,
+    name: str,
+    rate: float | None = None,
+    load: float | None = None,
+    temperature: float,
+    seed: int = 0,
+    num_warm_up: int = 0,
+    progress: Meter | None = None,
+    now: Now = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Check:
+    """Run the work in both, the real engine first. It must be idle and is it again afterwards. `num_warm_up`: so many
+    of the first requests run unmeasured before, on engines that are slow the first time that a step has some shape."""
+    if num_warm_up:
+        beginning = apart(work[:num_warm_up], uuid.uuid4().hex)
+        replay(engine, beginning, temperature=temperature, now=now, sleep=sleep)
+    started_s = now()
+    with metered(engine, now=now) as meter:
+        result = replay(
+            engine,
+            apart(work, uuid.uuid4().hex),
+            temperature=temperature,
+            step=meter.step,
+            progress=progress,
+            now=now,
+            sleep=sleep,
+        )
+        samples = list(meter.samples)
+    measured = OnlineMetrics.of(result.timelines, result.duration_s)
+    speed = SpeedProfile.of(calibration.cost, samples, started_s=started_s)
+    simulated = _simulated(engine, calibration, work, seed)
+    steps = [(sample.work, sample.duration_s) for sample in samples]
+    return Check(
+        name=name,
+        num_requests=len(work),
+        rate=rate,
+        load=load,
+        speed=speed.overall,
+        rows=error_rows(measured, simulated, _simulated(engine, calibration, work, None, speed)),
+        step_errors=fit_errors(calibration.cost.seconds, steps),
+        measured=measured,
+        simulated=simulated,
+    )
+
+
+def rate_at_once(engine: LLMEngine, calibration: Calibration, work: Work, *, seed: int = 0) -> float:
+    """Requests a second when all are there at once, by simulation."""
+    return _simulated(engine, calibration, at_once(work), seed).requests_s
+
+
+def at_once(work: Work) -> list[BenchRequest]:
+    """The same requests without waiting for anything but each other."""
+    return [dataclasses.replace(request, arrival_s=0.0, think_s=0.0) for request in work]
+
+
+def apart(work: Work, salt: str) -> list[BenchRequest]:
+    """The same requests, which share prefixes with each other only: what an engine has in its cache from before must
+    not be found, since a simulation starts without."""
+    return [
+        dataclasses.replace(
+            request,
+            options=dataclasses.replace(request.options, cache_salt=f"{salt}/{request.options.cache_salt or ''}"),
+        )
+        for request in work
+    ]
+
+
+def _simulated(
+    engine: LLMEngine, calibration: Calibration, work: Work, seed: int | None, speed: SpeedProfile | None = None
+) -> OnlineMetrics:
+    result = simulate(
+        work,
+        calibration.machine(),
+        engine.config.scheduler,
+        engine.config.cache,
+        seed=seed,
+        speed=None if speed is None else speed.at,
+    )
+    return OnlineMetrics.of(result.timelines, result.duration_s)

@@ -1,0 +1,569 @@
+"""Replaying work on a virtual clock: what `headway_lab.bench.replay` does, in seconds instead of hours.
+
+A replica is the real loop, scheduler and cache on a simulated device, with a clock of its own. The one that is furthest
+behind steps next, and a request is routed when all that are busy have come as far as its arrival: a router never sees
+what is to come.
+
+With roles, some replicas compute prompts only. Such a prompt is a request for one token there. Then the request comes
+to the replica that was chosen for it, whose scheduler has the blocks fetched, and admits it when they have come: they
+are copied in, and the rest is computed. Blocks of one prompt travel after those of another on the link out of a
+replica, and likewise on the link into one.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headway.config import CacheConfig
+from headway.core import Request, RequestStatus, RequestUpdate, Scheduler, SchedulerOutput
+from headway.core.routing import (
+    CacheChanges,
+    CacheReport,
+    PrefillChoice,
+    Roles,
+    Router,
+    computes_elsewhere,
+    expected_tokens,
+)
+from headway.core.scheduler import create_scheduler
+from headway.engine.engine_core import CoreStep, EngineCore
+from headway.errors import ConfigError
+from headway.executor.simulated import Arrivals, SimulatedExecutor, SimulatedTransfers, StepTime, VirtualClock
+from headway.settings import CacheSettings, SchedulerSettings
+from headway_lab.bench.replay import Agenda
+from headway_lab.bench.timelines import BatchSample, RequestTimeline, SampleLog, sample_of
+from headway_lab.sim.calibration import Machine
+from headway_lab.sim.cost_model import StepWork
+from headway_lab.workload.bench_requests import BenchRequest
+
+if TYPE_CHECKING:
+    from headway.progress import Meter
+
+
+MOST_REPLICAS = 256
+"""Each has a scheduler and a block pool of its own, which take some megabytes and a part of a second to make."""
+
+
+@dataclass(frozen=True)
+class Variation:
+    """How simulated steps deviate from the cost model: not at all, unless something is given."""
+
+    seed: str | None = None
+    """Steps spread around their mean as the measured ones did, drawn with this seed."""
+    speed: Callable[[float], float] | None = None
+    """Time → how many times as long everything takes by then."""
+
+    def step_time(self, machine: Machine, clock: VirtualClock) -> StepTime:
+        """The time of a step, on a device with this clock."""
+        cost = machine.cost
+        step_s: StepTime = cost.step_s
+        speed = self.speed
+        if self.seed is not None and len(cost.spread) > 1:
+            step_s = _spread(step_s, cost.spread, random.Random(self.seed))
+        if machine.ranks.number > 1:
+            step_s = _with_ranks(step_s, machine)
+        if speed is None:
+            return step_s
+        return lambda output: speed(clock.now_s) * step_s(output)
+
+
+def _spread(step_s: StepTime, quantiles: tuple[float, ...], rng: random.Random) -> StepTime:
+    draw, num_parts = rng.random, len(quantiles) - 1
+
+    def drawn_s(output: SchedulerOutput) -> float:
+        place = draw() * num_parts
+        below = int(place)
+        return (quantiles[below] + (quantiles[below + 1] - quantiles[below]) * (place - below)) * step_s(output)
+
+    return drawn_s
+
+
+def _with_ranks(step_s: StepTime, machine: Machine) -> StepTime:
+    ranks, link = machine.ranks, machine.link
+    return lambda output: step_s(output) + ranks.seconds(StepWork.of(output), link)
+
+
+class Replica:
+    """An engine that serves its share of the requests."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        scheduler: SchedulerSettings,
+        cache: CacheSettings,
+        variation: Variation,
+        arrivals: Arrivals | None = None,
+    ) -> None:
+        """`arrivals`: of blocks that it fetches from others."""
+        self.clock = VirtualClock()
+        self._after_s = machine.host.after
+        self.executor = SimulatedExecutor(
+            variation.step_time(machine, self.clock),
+            self.clock,
+            max_in_flight=2 if machine.overlap else 1,
+            host_s=machine.host.before,
+            acceptance=scheduler.synthetic_chance or 0.0,
+            transfers=None if arrivals is None else SimulatedTransfers(arrivals, self.clock),
+        )
+        self.core = EngineCore(
+            create_scheduler(scheduler, cache, machine), self.executor, now=self.clock.now, sleep=self.clock.sleep
+        )
+        self._changes: CacheChanges | None = None
+        self.spans: list[tuple[float, float]] = []
+        """When it computed: from, to."""
+
+    @property
+    def now_s(self) -> float:
+        """Its virtual time."""
+        return self.clock.now_s
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is anything to step for."""
+        return self.core.has_unfinished_requests
+
+    def add(self, request: Request, *, at_s: float) -> None:
+        """Take a request that arrives then. A replica that is ahead takes it when its step is over, as engines do."""
+        if not self.core.has_unfinished_requests:
+            self.clock.sleep_until(at_s)
+        self.core.add_request(request)
+
+    def step(self) -> CoreStep:
+        """One step, up to the time when its tokens are out."""
+        started_s = self.clock.now_s
+        step = self.core.step()
+        num_rows = len(step.report.snapshot.output.scheduled)
+        if num_rows:
+            self.clock.sleep(self._after_s(num_rows))
+            if self.spans and self.spans[-1][1] == started_s:
+                started_s = self.spans.pop()[0]
+            self.spans.append((started_s, self.clock.now_s))
+        return step
+
+    @property
+    def token_s(self) -> float | None:
+        """What it has found a prompt token to take; `None` before its first step."""
+        return self.core.scheduler.pace.step_time.per_token_s
+
+    def follow_cache(self) -> None:
+        """Have something to report: a router wants to know."""
+        prefix_cache = self.core.scheduler.kv_cache.prefix_cache
+        self._changes = None if prefix_cache is None else prefix_cache.follow_changes()
+
+    def reports(self) -> Iterator[CacheReport]:
+        """What its prefix cache has to tell."""
+        while self._changes is not None and (report := self._changes.report()) is not None:
+            yield report
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Blocks of a prompt on their way."""
+
+    place: int
+    """Of the replica that they come to."""
+    asked_s: float
+    from_s: float
+    """When the links were free."""
+    to_s: float
+    num_blocks: int
+
+
+@dataclass
+class Simulation:
+    timelines: list[RequestTimeline]
+    duration_s: float = 0.0
+    num_steps: int = 0
+    busy_s: float = 0.0
+    """Of all devices together."""
+    waste: list[float] = field(default_factory=list)
+    """Before each step with a request in the batch: which part of the KV memory that is kept from others holds
+    nothing."""
+    num_running: list[int] = field(default_factory=list)
+    """At the same times, how many requests were in the batch."""
+    most_waiting: int = 0
+    """After a step was planned: how many requests found no room in it, at most, on one replica."""
+    samples: Sequence[BatchSample] = ()
+    """How the batches stood after steps, all replicas together; thinned."""
+    num_routed: list[int] = field(default_factory=list)
+    """How many requests each replica got."""
+    num_queried_tokens: int = 0
+    num_hit_tokens: int = 0
+    """Of tokens that were looked up in prefix caches, how many were found; without blocks that were sent for."""
+    num_prefill: int = 0
+    """The last of all replicas, which compute prompts only."""
+    num_elsewhere: int = 0
+    """Prompts that these computed."""
+    transfers: Sequence[Transfer] = ()
+    """One for each of these prompts, unless no block was missing; more, where it begins with all of another."""
+    hidden_s: float = 0.0
+    """Of the time that blocks travelled, in how much the replica they came to computed."""
+
+    @property
+    def hidden_share(self) -> float:
+        """The same as a part of that time; 0 if nothing travelled."""
+        travelled_s = sum(transfer.to_s - transfer.from_s for transfer in self.transfers)
+        return self.hidden_s / travelled_s if travelled_s else 0.0
+
+
+def simulate(
+    work: Sequence[BenchRequest],
+    machine: Machine,
+    scheduler: SchedulerSettings,
+    cache: CacheSettings | None = None,
+    *,
+    num_replicas: int = 1,
+    router: str = "round-robin",
+    roles: Roles | None = None,
+    seed: int | None = 0,
+    speed: Callable[[float], float] | None = None,
+    progress: Meter | None = None,
+) -> Simulation:
+    """Replay the work from its first arrival to the end of its last request.
+
+    `roles`: of the replicas; without any, all do both. `seed`: of the spread of steps around their means; `None`:
+    every step takes what the cost model says. `speed`: how many times as long steps take at a certain time.
+    """
+    if num_replicas > MOST_REPLICAS:
+        raise ConfigError(f"A simulation has at most {MOST_REPLICAS} replicas, not {num_replicas:,}.")
+    if scheduler.speculation != "off" and not scheduler.spec_synthetic_acceptance:
+        raise ConfigError(
+            "A simulation has no text to guess tokens from: say with spec_synthetic_acceptance how many tokens a step "
+            "guesses bring, or leave speculation 'off'."
+        )
+    cache = cache or CacheConfig().resolve("cpu")  # nothing of it that counts here depends on the device
+    seeds = [None if seed is None else f"{seed}/{place}" for place in range(num_replicas)]
+    variations = [Variation(seed, speed) for seed in seeds]
+    if roles is None:
+        replicas = [Replica(machine, scheduler, cache, each) for each in variations]
+        return _Cluster(work, replicas, router, progress, max_num_seqs=scheduler.max_num_seqs).run()
+    _check_roles(roles, machine, cache, num_replicas)
+    decoding = dataclasses.replace(machine, num_host_slots=max(machine.num_host_slots, _num_staged(machine)))
+    prefill = [Replica(machine, scheduler, cache, each) for each in variations[roles.num_decode :]]
+    apart = _Prefill(prefill, roles.num_decode, router, machine, scheduler)
+    replicas = [
+        Replica(decoding, scheduler, cache, each, functools.partial(apart.fetch, place))
+        for place, each in enumerate(variations[: roles.num_decode])
+    ]
+    apart.others = replicas
+    return _Cluster(work, replicas, router, progress, max_num_seqs=scheduler.max_num_seqs, prefill=apart).run()
+
+
+_STAGED_SHARE = 4
+
+
+def _num_staged(machine: Machine) -> int:
+    """Slots of host memory that blocks come into, where none were calibrated: a quarter of the KV blocks, and room for
+    one prompt at least."""
+    return max(machine.num_blocks // _STAGED_SHARE, -(-machine.max_model_len // machine.block_size))
+
+
+def _check_roles(roles: Roles, machine: Machine, cache: CacheSettings, num_replicas: int) -> None:
+    if roles.num_replicas != num_replicas:
+        raise ConfigError(f"Roles {roles} are those of {roles.num_replicas} replicas, not of {num_replicas}.")
+    if not cache.shares_prefixes:
+        raise ConfigError("Blocks that come from other replicas are found in the prefix cache: leave it on with roles.")
+    if not machine.bytes_per_block:
+        raise ConfigError("How large a KV block is, and so how long it travels, was not measured: calibrate again.")
+
+
+_News = tuple[float, int, int, Sequence[CacheReport], Sequence[RequestUpdate]]
+"""When, a number that sets equals apart, of which replica, and what it tells of a step."""
+
+
+class _Cluster:
+    """A simulation under way."""
+
+    def __init__(
+        self,
+        work: Sequence[BenchRequest],
+        replicas: Sequence[Replica],
+        router: str,
+        progress: Meter | None,
+        *,
+        max_num_seqs: int,
+        prefill: _Prefill | None = None,
+    ) -> None:
+        self._work, self._progress, self._prefill = work, progress, prefill
+        self._replicas = [*replicas, *(prefill.replicas if prefill is not None else ())]
+        self._num_serving = len(replicas)
+        self._block_size = replicas[0].core.scheduler.kv_cache.block_size
+        self._router = Router(router, block_size=self._block_size, counts_uncached=prefill is not None)
+        for place, replica in enumerate(replicas):
+            self._router.add(place, max_num_seqs=max_num_seqs)
+            if len(self._replicas) > 1 and self._router.needs_digests:
+                replica.follow_cache()
+        self._busy: list[tuple[float, int]] = []  # a heap of (its time, its place) of replicas with something to do
+        self._news: list[_News] = []  # a heap of what the router learns, and when
+        self._num_news = 0
+        self._computed: list[tuple[float, int, int, Request]] = []  # a heap: when, a number, the place to go on at
+        self._sent: set[str] = set()  # those that have been sent for and are not admitted yet
+        self._agenda, self._log = Agenda(work), SampleLog()
+        self.result = Simulation(
+            [RequestTimeline(r.arrival_s, r.num_prompt_tokens, r.num_output_tokens) for r in work],
+            num_routed=[0] * len(self._replicas),
+            num_prefill=len(self._replicas) - len(replicas),
+        )
+
+    def run(self) -> Simulation:
+        result, agenda = self.result, self._agenda
+        while True:
+            due_s = agenda.next_due_s
+            computed_s = self._computed[0][0] if self._computed else float("inf")
+            next_s = min(due_s, computed_s)
+            if next_s < float("inf") and (not self._busy or next_s <= self._busy[0][0]):
+                if computed_s <= due_s:
+                    _, _, place, request = heapq.heappop(self._computed)
+                    self._add(place, request, computed_s)
+                    continue
+                for index, _ in agenda.take_due(due_s):
+                    self._route(index, due_s)
+            elif self._busy:
+                self._step(heapq.heappop(self._busy)[1])
+            else:
+                break
+        result.duration_s = max(replica.now_s for replica in self._replicas)
+        result.samples = self._log.samples
+        for replica in self._replicas:
+            result.num_steps += replica.executor.num_steps
+            result.busy_s += replica.executor.busy_s
+            cache = replica.core.scheduler.kv_cache.prefix_cache
+            if cache is not None:
+                result.num_queried_tokens += cache.stats.num_queried_tokens
+                result.num_hit_tokens += cache.stats.num_hit_tokens
+        if self._prefill is not None:
+            result.transfers = self._prefill.transfers
+            result.hidden_s = sum(map(self._hidden_s, result.transfers))
+        return result
+
+    def _hidden_s(self, transfer: Transfer) -> float:
+        """In how much of this time the replica that blocks come to computed."""
+        spans = self._replicas[transfer.place].spans
+        places = range(max(bisect.bisect(spans, (transfer.from_s,)) - 1, 0), len(spans))
+        during = itertools.takewhile(lambda span: span[0] < transfer.to_s, map(spans.__getitem__, places))
+        return sum(max(min(to_s, transfer.to_s) - max(from_s, transfer.from_s), 0.0) for from_s, to_s in during)
+
+    def _step(self, place: int) -> None:
+        """One of the replica whose clock is behind the others'."""
+        replica = self._replicas[place]
+        _note_batch(self.result, replica.core.scheduler)
+        step = replica.step()
+        if replica.is_busy:
+            heapq.heappush(self._busy, (replica.now_s, place))
+        self._note_step(place, step)
+
+    def _route(self, index: int, due_s: float) -> None:
+        request = _request(str(index), self._work[index])
+        place = 0 if len(self._replicas) == 1 else self._choose(request, due_s)
+        self.result.timelines[index].arrival_s = due_s
+        elsewhere = None if self._prefill is None else self._prefill.choose(request, self._router, place)
+        if elsewhere is None:
+            self._add(place, request, due_s)
+        else:
+            self._add(self._num_serving + elsewhere, _prompt_of(request), due_s)
+
+    def _add(self, place: int, request: Request, at_s: float) -> None:
+        self.result.num_routed[place] += 1
+        replica = self._replicas[place]
+        was_busy = replica.is_busy
+        replica.add(request, at_s=at_s)
+        if not was_busy:
+            heapq.heappush(self._busy, (replica.now_s, place))
+
+    def _choose(self, request: Request, now_s: float) -> int:
+        while self._news and self._news[0][0] <= now_s:
+            _, _, place, reports, updates = heapq.heappop(self._news)
+            self._learn(place, reports, updates)
+        num_blocks = request.num_prompt_tokens // self._block_size
+        max_tokens = request.max_total_tokens - request.num_prompt_tokens
+        return self._router.route(
+            request.request_id,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_answer_tokens=expected_tokens(max_tokens, request.options.predicted_tokens),
+            digests=lambda: request.block_digests(self._block_size, num_blocks)[:num_blocks],
+        )
+
+    def _tell(self, place: int, step: CoreStep) -> None:
+        """Have the router learn of a step when its time has come; replicas are ahead of each other."""
+        replica = self._replicas[place]
+        heapq.heappush(self._news, (replica.now_s, self._num_news, place, list(replica.reports()), step.updates))
+        self._num_news += 1
+
+    def _learn(self, place: int, reports: Sequence[CacheReport], updates: Sequence[RequestUpdate]) -> None:
+        router = self._router
+        if self._prefill is not None and place >= self._num_serving:
+            router, place = self._prefill.router, place - self._num_serving
+        for report in reports:
+            router.index.take(place, report)
+        for update in updates:
+            if update.new_token_ids:
+                router.note_tokens(update.request_id, len(update.new_token_ids))
+            if update.finish_status is not None:
+                router.end(update.request_id)
+
+    def _note_step(self, place: int, step: CoreStep) -> None:
+        if len(self._replicas) > 1:
+            self._tell(place, step)
+        replica = self._replicas[place]
+        now_s, timelines = replica.now_s, self.result.timelines
+        for update in step.updates:
+            if update.finish_status is RequestStatus.FINISHED_ERROR:
+                raise RuntimeError(f"request {update.request_id} failed: {update.error}")
+            if place >= self._num_serving:
+                self._go_on(place, update, now_s)
+                continue
+            timeline = timelines[int(update.request_id)]
+            times_s, num_new = timeline.token_times_s, len(update.new_token_ids)
+            if num_new == 1:
+                times_s.append(now_s)
+            else:
+                times_s.extend([now_s] * num_new)
+            if update.finish_status is None:
+                continue
+            self._agenda.ended(int(update.request_id), now_s)
+            if self._progress is not None:
+                self._progress.advance()
+        self.result.most_waiting = max(self.result.most_waiting, len(replica.core.scheduler.waiting))
+        for output in step.launched:
+            for request_id in output.preempted_request_ids:
+                timelines[int(request_id)].num_preemptions += 1
+            if place < self._num_serving and self._sent:
+                self._uncount_sent(output)
+        if self._log.is_due(is_idle=not self._busy):
+            self._log.add(self._sample(now_s))
+
+    def _go_on(self, place: int, update: RequestUpdate, now_s: float) -> None:
+        """A prompt is computed: its request goes to where it was routed, and asks for the blocks there."""
+        if self._prefill is not None and update.finish_status is not None:
+            to, request = self._prefill.computed(place - self._num_serving, update.request_id)
+            self.result.num_elsewhere += 1
+            self._sent.add(update.request_id)
+            heapq.heappush(self._computed, (now_s, self.result.num_elsewhere, to, request))
+
+    def _uncount_sent(self, output: SchedulerOutput) -> None:
+        """What was sent is found where it came to, but only what was found where it was computed counts."""
+        for new in output.new_requests:
+            if new.request_id in self._sent:
+                self._sent.remove(new.request_id)
+                self.result.num_queried_tokens -= len(new.prompt_token_ids)
+                self.result.num_hit_tokens -= new.num_computed_tokens
+
+    def _sample(self, at_s: float) -> BatchSample:
+        """All replicas together."""
+        if len(self._replicas) == 1:
+            return sample_of(self._replicas[0].core.scheduler, at_s)
+        each = [sample_of(replica.core.scheduler, at_s) for replica in self._replicas]
+        num_running, num_waiting = sum(one.num_running for one in each), sum(one.num_waiting for one in each)
+        return BatchSample(at_s, num_running, num_waiting, sum(one.kv_used for one in each) / len(each))
+
+
+class _Prefill:
+    """Replicas that compute prompts for others, and the links between."""
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        num_others: int,
+        router: str,
+        machine: Machine,
+        scheduler: SchedulerSettings,
+    ) -> None:
+        self.replicas = replicas
+        self.others: Sequence[Replica] = ()
+        self.transfers: list[Transfer] = []
+        self._block_size, self._token_s = machine.block_size, _prompt_token_s(machine, scheduler)
+        self._link, self._bytes_per_block = machine.link, machine.bytes_per_block
+        self.router = Router(router, block_size=machine.block_size, counts_uncached=True)
+        for place, replica in enumerate(replicas):
+            self.router.add(place, max_num_seqs=scheduler.max_num_seqs)
+            replica.follow_cache()
+        self._computing: dict[str, tuple[int, Request]] = {}  # with where they are going to be
+        self._last_blocks: set[bytes] = set()  # of prompts that were computed here
+        self._out_free_s = [0.0] * len(replicas)
+        self._in_free_s = [0.0] * num_others
+
+    def choose(self, request: Request, router: Router, to: int) -> int | None:
+        """Which of these is to compute the prompt of a request that was routed to one of the others; `None`: that one
+        itself."""
+        name, num_tokens = request.request_id, request.num_prompt_tokens
+        num_full = (num_tokens - 1) // self._block_size
+        digests = request.block_digests(self._block_size, num_full)[:num_full]
+        place = self.router.route(name, num_prompt_tokens=num_tokens, num_answer_tokens=1, digests=lambda: digests)
+        num_uncached = router.num_uncached(name)
+        num_blocks = num_full - (num_tokens - num_uncached) // self._block_size
+        choice = PrefillChoice(
+            num_uncached=num_uncached,
+            # A beginning that is cached there counts as if its queue were shorter.
+            num_queued_prefill=max(self.router.num_prompt_tokens(place) - num_uncached, 0),
+            num_queued_decode=router.num_prompt_tokens(to) - num_uncached,
+            num_generating=router.num_generating(to),
+            prefill_token_s=self.replicas[place].token_s or self._token_s,
+            decode_token_s=self.others[to].token_s or self._token_s,
+            transfer_s=self._link.seconds(num_blocks * self._bytes_per_block),
+            num_blocks=num_blocks,
+        )
+        if not computes_elsewhere(choice):
+            self.router.end(name)
+            return None
+        router.note_elsewhere(name, num_tokens - num_full * self._block_size)
+        self._computing[name] = to, request
+        return place
+
+    def computed(self, place: int, name: str) -> tuple[int, Request]:
+        """Where a request is going to be, and as what it comes: with the address of its blocks."""
+        to, request = self._computing.pop(name)
+        num_full = (request.num_prompt_tokens - 1) // self._block_size
+        self._last_blocks.add(request.block_digests(self._block_size, num_full)[num_full - 1])
+        options = dataclasses.replace(request.options, blocks_at=str(place))
+        max_tokens = request.max_total_tokens - request.num_prompt_tokens
+        return to, Request(name, request.prompt_token_ids, max_tokens=max_tokens, options=options)
+
+    def fetch(self, to: int, source: str, digests: Sequence[bytes]) -> list[float]:
+        """When blocks are there that one of the others asks for now: all of a prompt at once, when both links have been
+        free for as long as that takes."""
+        place, now_s, num_blocks, ends_s = int(source), self.others[to].now_s, 0, list[float]()
+        for number, digest in enumerate(digests, start=1):
+            num_blocks += 1
+            if digest not in self._last_blocks and number < len(digests):
+                continue
+            from_s = max(now_s, self._out_free_s[place], self._in_free_s[to])
+            to_s = from_s + self._link.seconds(num_blocks * self._bytes_per_block)
+            self._out_free_s[place] = self._in_free_s[to] = to_s
+            self.transfers.append(Transfer(to, now_s, from_s, to_s, num_blocks))
+            ends_s += [to_s] * num_blocks
+            num_blocks = 0
+        return ends_s
+
+
+def _prompt_token_s(machine: Machine, scheduler: SchedulerSettings) -> float:
+    """What a token of a large prompt takes: what replicas go by before their first step."""
+    num_tokens = min(scheduler.max_num_batched_tokens, machine.max_model_len)
+    return machine.cost.seconds(StepWork(num_tokens, 1, 1, 0, 1, num_tokens * num_tokens / 2)) / num_tokens
+
+
+def _prompt_of(request: Request) -> Request:
+    """It alone, as a request for a token."""
+    options = request.options
+    if options.predicted_tokens is not None:
+        options = dataclasses.replace(options, predicted_tokens=1.0)
+    return Request(request.request_id, request.prompt_token_ids, max_tokens=1, options=options)
+
+
+def _note_batch(result: Simulation, scheduler: Scheduler) -> None:
+    if (waste := scheduler.kv_waste) is not None:
+        result.waste.append(waste)
+        result.num_running.append(scheduler.num_in_batch)
+
+
+def _request(name: str, work: BenchRequest) -> Request:
+    if work.num_choices != 1:
+        raise ConfigError("The simulator has one answer for each request.")
+    return Request(name, work.prompt_token_ids, max_tokens=work.num_output_tokens, options=work.options)

@@ -1,0 +1,396 @@
+"""What a search found: the best candidates measured on the real engine, and all of it as tables, JSON and a page."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headway.config import EngineConfig
+from headway.core.routing import TOGETHER
+from headway.engine.llm_engine import LLMEngine
+from headway_lab.bench.online_metrics import OnlineMetrics
+from headway_lab.bench.replay import replay
+from headway_lab.charts import Page, Series, line_chart
+from headway_lab.sim.sim_accuracy import apart, at_once, percent_text
+from headway_lab.sim.sim_comparison import BEYOND
+from headway_lab.tune.tune_goal import Goal, Score
+from headway_lab.tune.tune_search import Fleet, Sized, Space, Trial, Tuned
+from headway_lab.workload.bench_requests import BenchRequest
+
+_WARM_UP_REQUESTS = 32
+
+Load = Callable[[EngineConfig], LLMEngine]
+
+Table = tuple[list[str], list[list[str]]]
+
+_SHOWN = (("ttft", 50), ("ttft", 99), ("itl", 50), ("itl", 99), ("tpot", 99))
+_LATENCIES = ["P50 TTFT ms", "P99 TTFT ms", "P50 ITL ms", "P99 ITL ms", "P99 TPOT ms"]
+TITLES = ["", "goodput/s", "good", "requests/s", "tok/s", *_LATENCIES]
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A trial that was measured, too."""
+
+    trial: Trial
+    metrics: OnlineMetrics
+    score: Score
+
+
+def candidates(tuned: Tuned, num_best: int) -> list[Trial]:
+    """The default, and the best few that are better than it and differ from each other in what they do."""
+    better = [trial for trial in tuned.distinct if trial.score.is_better_than(tuned.default.score)]
+    return [tuned.default, *better[:num_best]]
+
+
+def verify(
+    trial: Trial,
+    work: Sequence[BenchRequest],
+    goal: Goal,
+    *,
+    options: Mapping[str, Any],
+    load: Load,
+    temperature: float,
+) -> Verified:
+    """Measure a trial on an engine of these options with the trial's over them."""
+    engine = load(EngineConfig.from_options(**{**options, **trial.options}))
+    try:
+        # To be warm the engine must have seen steps of all sizes.
+        beginning = at_once([r for r in work if r.after is None][:_WARM_UP_REQUESTS])
+        replay(engine, apart(beginning, "warm-up"), temperature=temperature)
+        result = replay(engine, work, temperature=temperature)
+    finally:
+        engine.shutdown()
+        del engine
+        _free()
+    metrics = OnlineMetrics.of(result.timelines, result.duration_s)
+    return Verified(trial, metrics, goal.score(result.timelines, metrics))
+
+
+def recommended(verified: Sequence[Verified]) -> Trial:
+    """Of measured trials, the default first, the one that is best in truth; the default, unless one clearly is."""
+    default, *others = verified
+    best = default
+    for one in others:
+        if one.score.is_better_than(best.score):
+            best = one
+    return best.trial
+
+
+def _free() -> None:
+    """What the engine had on the device, before the next one looks how much there is."""
+    gc.collect()
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def flags_text(changes: Mapping[str, Any]) -> str:
+    """As they are written on a command line."""
+    return " ".join(f"--{name.replace('_', '-')} {_value(value)}" for name, value in changes.items())
+
+
+def name_of(space: Space, trial: Trial) -> str:
+    """What sets a trial apart."""
+    return flags_text(space.changes(trial.options)) or "default"
+
+
+def trial_table(space: Space, tuned: Tuned, *, most: int = 8) -> Table:
+    """The best trials and the default; latencies in milliseconds."""
+    shown = tuned.distinct[:most]
+    if tuned.default not in shown:
+        shown.append(tuned.default)
+    return TITLES, [[name_of(space, trial), *_cells(trial.score, trial.metrics)] for trial in shown]
+
+
+def verified_table(space: Space, verified: Sequence[Verified]) -> Table:
+    """Predicted and measured, one below the other."""
+    rows = []
+    for one in verified:
+        rows.append([f"{name_of(space, one.trial)}: predicted", *_cells(one.trial.score, one.trial.metrics)])
+        rows.append(["    measured", *_cells(one.score, one.metrics)])
+        rows.append(["    error", *_errors(one)])
+    return TITLES, rows
+
+
+def tuned_json(space: Space, goal: Goal, tuned: Tuned, verified: Sequence[Verified], best: Trial) -> dict[str, Any]:
+    return {
+        "simulated": True,
+        "slo": {objective.key: objective.bound for objective in goal.objectives},
+        "targets": str(goal),
+        "recommended": space.changes(best.options),
+        "is_default": best is tuned.default,
+        "default": _trial_json(tuned.default),
+        "trials": [_trial_json(trial) for trial in tuned.trials],
+        "pareto_front": [dict(trial.options) for trial in tuned.front],
+        "num_simulated": tuned.num_simulated,
+        "verified": [
+            {
+                "options": dict(one.trial.options),
+                "predicted": one.trial.metrics.as_json(),
+                "predicted_goodput": one.trial.score.goodput,
+                "measured": one.metrics.as_json(),
+                "measured_goodput": one.score.goodput,
+            }
+            for one in verified
+        ],
+    }
+
+
+def tuned_page(
+    space: Space,
+    goal: Goal,
+    tuned: Tuned,
+    verified: Sequence[Verified],
+    best: Trial,
+    *,
+    title: str,
+    warnings: Sequence[str] = (),
+    notes: Sequence[str],
+) -> Page:
+    """With the Pareto front; `warnings` stand above, `notes` below."""
+    page = Page(f"Tuning for {title}", str(goal))
+    for text in (recommendation(space, tuned, best, verified), *warnings):
+        page.text(text)
+    front = _series("Pareto front", tuned.front, space, _itl_p99, kind="step")
+    page.chart(
+        line_chart(
+            "Throughput against the tail",
+            x="P99 of the time between tokens (ms)",
+            y="output tokens/s",
+            series=[*_clouds(space, tuned, best, _itl_p99, lambda t: t.metrics.output_tok_s), front],
+            log_x=True,
+            x_lines=_bounds(goal, "p99_itl_ms"),
+        ),
+        "Every point is a simulation of the whole work. On the front, more throughput costs a longer tail.",
+    )
+    for key in dict.fromkeys([o.key for o in goal.objectives if o.key != "p99_itl_ms"]):
+        page.chart(_goodput_chart(space, goal, tuned, best, key))
+    if goal.targets is not None:
+        page.chart(
+            line_chart(
+                "Goodput against the tail",
+                x="P99 of the requests' largest latency, as a multiple of its target",
+                y="good requests/s",
+                series=_clouds(space, tuned, best, lambda t: t.score.tail, lambda t: t.score.goodput),
+                log_x=True,
+                x_lines={"targets": 1.0},
+            )
+        )
+    page.heading("The best and the default, predicted")
+    page.table(*trial_table(space, tuned))
+    if verified:
+        page.heading("Predicted and measured")
+        page.table(*verified_table(space, verified))
+    for note in notes:
+        page.text(note)
+    return page
+
+
+def recommendation(space: Space, tuned: Tuned, best: Trial, verified: Sequence[Verified] = ()) -> str:
+    """In a sentence, with what was measured if it was."""
+    if best is tuned.default:
+        return f"Nothing is clearly better than the default: keep it ({tuned.num_simulated} simulations)."
+    found = [f"predicted {_gain(best.score, tuned.default.score)}"]
+    scores = {id(one.trial): one.score for one in verified}
+    if id(best) in scores:
+        found.append(f"measured {_gain(scores[id(best)], scores[id(tuned.default)])}")
+    flags = flags_text(space.changes(best.options))
+    return f"Recommended: {flags} · {'; '.join(found)} ({tuned.num_simulated} simulations)."
+
+
+def fleet_table(fleet: Fleet) -> Table:
+    """Every number of replicas that was tried, with the best that was found for it."""
+    rows = [
+        [
+            sized_flags(one),
+            ("beyond capacity" if one.overload is not None else "kept") if one.trial.score.is_kept else "missed",
+            *_cells(one.trial.score, one.trial.metrics),
+        ]
+        for one in fleet.tried
+    ]
+    return ["", "targets", *TITLES[1:]], rows
+
+
+def sized_flags(sized: Sized) -> str:
+    """What has to be given: the number, ranks if there are several, the router if there is anything to route, and
+    options that were changed."""
+    changes = sized.space.changes(sized.trial.options)
+    router = {"router": sized.trial.options["router"]} if sized.num_replicas > 1 else {}
+    num_ranks = sized.space.calibration.tensor_parallel_size
+    ranks = {"tensor_parallel_size": num_ranks} if num_ranks > 1 else {}
+    return flags_text({"replicas": sized.num_replicas, **ranks, **router, **changes})
+
+
+def fleet_recommendation(goal: Goal, fleet: Fleet) -> list[str]:
+    """How many are enough, and by what the next smaller number is not."""
+    told = f"({fleet.num_simulated} simulations)."
+    lines = []
+    if fleet.enough is None:
+        lines.append(f"No number of replicas that was given keeps the targets {told}")
+    else:
+        lines.append(f"Recommended: {sized_flags(fleet.enough)} · the fewest that keep the targets {told}")
+    fewer = fleet.too_few
+    if fewer is None:
+        lines.append("That is the smallest number that was given.")
+    else:
+        missed = goal.missed_by(fewer.trial.score, fewer.trial.metrics) or "keeps the targets, but not for long"
+        good = f"{fewer.trial.score.good_share:.1%} of requests are good"
+        lines.append(f"Not enough, at their best: {sized_flags(fewer)} · {missed}; {good}.")
+        if fewer.overload is not None:
+            lines.append(f"Beyond capacity with {fewer.num_replicas}: {fewer.overload}. {BEYOND}")
+    return lines
+
+
+def fleet_json(goal: Goal, fleet: Fleet) -> dict[str, Any]:
+    enough = fleet.enough
+    return {
+        "simulated": True,
+        "slo": {objective.key: objective.bound for objective in goal.objectives},
+        "targets": str(goal),
+        "replicas": None if enough is None else enough.num_replicas,
+        "tensor_parallel_size": fleet.tried[0].space.calibration.tensor_parallel_size,
+        "router": None if enough is None else enough.trial.options.get("router"),
+        "roles": None if enough is None else enough.trial.options.get("roles", TOGETHER),
+        "recommended": {} if enough is None else enough.space.changes(enough.trial.options),
+        "tried": [
+            {
+                "replicas": one.num_replicas,
+                "is_enough": one.is_enough,
+                "beyond_capacity": one.overload is not None,
+                "missed": goal.missed_by(one.trial.score, one.trial.metrics),
+                **_trial_json(one.trial),
+            }
+            for one in fleet.tried
+        ],
+        "num_simulated": fleet.num_simulated,
+    }
+
+
+def fleet_page(goal: Goal, fleet: Fleet, *, title: str, notes: Sequence[str]) -> Page:
+    """`notes` stand below."""
+    page = Page(f"Replicas for {title}", str(goal))
+    for text in fleet_recommendation(goal, fleet):
+        page.text(text)
+    numbers = [float(one.num_replicas) for one in fleet.tried]
+    tails = [one.trial.score.tail for one in fleet.tried]
+    page.chart(
+        line_chart(
+            "The tail by the number of replicas",
+            x="replicas",
+            y="the largest promised latency, as a multiple of its bound",
+            series=[Series("at their best", numbers, tails, kind="points")],
+            log_y=True,
+            lines={"targets": 1.0},
+        )
+    )
+    page.table(*fleet_table(fleet))
+    for note in notes:
+        page.text(note)
+    return page
+
+
+def _gain(score: Score, default: Score) -> str:
+    times = score.goodput / default.goodput if default.goodput else float("inf")
+    return (
+        f"goodput {score.goodput:.3g}/s against {default.goodput:.3g}/s by default ({times:.2f} times), "
+        f"tail {score.tail:.3g} against {default.tail:.3g}"
+    )
+
+
+Value = Callable[[Trial], float]
+
+
+def _itl_p99(trial: Trial) -> float:
+    return trial.metrics.itl.percentiles[99]
+
+
+def _bounds(goal: Goal, key: str) -> dict[str, float]:
+    return {str(objective): objective.bound for objective in goal.objectives if objective.key == key}
+
+
+def _goodput_chart(space: Space, goal: Goal, tuned: Tuned, best: Trial, key: str) -> str:
+    """Of another promised key."""
+
+    def value(trial: Trial) -> float:
+        found = trial.metrics.as_json().get(key)
+        return math.nan if found is None else found
+
+    return line_chart(
+        f"Goodput against {key}",
+        x="milliseconds",
+        y="good requests/s",
+        series=_clouds(space, tuned, best, value, lambda t: t.score.goodput),
+        log_x=True,
+        x_lines=_bounds(goal, key),
+    )
+
+
+def _clouds(space: Space, tuned: Tuned, best: Trial, x: Value, y: Value) -> list[Series]:
+    """All that was tried, and the ones that matter on top."""
+    shown = [_series("tried", tuned.trials, space, x, y), _series("default", [tuned.default], space, x, y, named=True)]
+    if best is not tuned.default:
+        shown.append(_series("recommended", [best], space, x, y, named=True))
+    return shown
+
+
+def _series(
+    name: str,
+    trials: Sequence[Trial],
+    space: Space,
+    x: Value,
+    y: Value = lambda trial: trial.metrics.output_tok_s,
+    kind: Any = "points",
+    *,
+    named: bool = False,
+) -> Series:
+    ordered = sorted(trials, key=x)
+    labels = [name_of(space, trial) for trial in ordered] if named else ()
+    return Series(name, [x(trial) for trial in ordered], [y(trial) for trial in ordered], kind=kind, labels=labels)
+
+
+def _numbers(score: Score, metrics: OnlineMetrics) -> list[float]:
+    return [
+        score.goodput,
+        100 * score.good_share,
+        metrics.requests_s,
+        metrics.output_tok_s,
+        *(metrics.latencies[name].percentiles[percent] for name, percent in _SHOWN),
+    ]
+
+
+def _cells(score: Score, metrics: OnlineMetrics) -> list[str]:
+    goodput, share, requests_s, tok_s, *_ = _numbers(score, metrics)
+    return [
+        f"{goodput:.3f}",
+        f"{share:.1f}%",
+        f"{requests_s:.3f}",
+        f"{tok_s:,.1f}",
+        *(metrics.percentile_text(name, percent) for name, percent in _SHOWN),
+    ]
+
+
+def _errors(one: Verified) -> list[str]:
+    predicted = _numbers(one.trial.score, one.trial.metrics)
+    measured = _numbers(one.score, one.metrics)
+    return [percent_text(p / m - 1.0) if m else "" for p, m in zip(predicted, measured, strict=True)]
+
+
+def _trial_json(trial: Trial) -> dict[str, Any]:
+    return {
+        "options": dict(trial.options),
+        "goodput": trial.score.goodput,
+        "good_share": trial.score.good_share,
+        "tail": trial.score.tail,
+        "predicted": trial.metrics.as_json(),
+    }
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)

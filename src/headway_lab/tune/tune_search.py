@@ -1,0 +1,526 @@
+"""The search: many candidates on a part of the work, the better ones on more of it, then step by step from the best.
+
+    successive halving    candidates drawn at random on half of the work, the best third of them on all of it; on less
+                          than half a queue has not built up, and what is best then is not what is best later
+    coordinate search     from the best so far: every option a step up or down, as long as that helps
+    simplification        options of the best that do not matter go back to their defaults
+
+Options that are given on the command line stay as they are. Values are limited to what the calibration can tell about:
+steps twice as large as those that were measured, no further. The block size is not searched: steps were measured with
+one, and how another changes their time is not known. Everything is drawn with a seed, so a search can be repeated.
+
+How many replicas are enough is found by halving: more are taken to be no worse. First with options as by default, then
+below that number with a whole search at each, since better options may do with fewer. Where roles are searched, each
+number of replicas may have all of them do both, or be divided in every way.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from headway.core.routing import TOGETHER, Roles
+from headway.errors import ConfigError
+from headway_lab.bench.online_metrics import OnlineMetrics
+from headway_lab.sim.calibration import Calibration
+from headway_lab.sim.cost_model import Link
+from headway_lab.sim.setup import Setup, set_up
+from headway_lab.sim.sim_comparison import Overload, capacity, overload
+from headway_lab.sim.simulate import simulate
+from headway_lab.tune.tune_goal import SAME_GOODPUT, Goal, Score
+from headway_lab.workload.bench_requests import BenchRequest
+
+if TYPE_CHECKING:
+    from headway.progress import Meter
+
+Options = Mapping[str, Any]
+
+_SEQS = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+_TOKENS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
+_ITLS = (0.0, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 75.0, 100.0, 150.0, 200.0, 300.0, 500.0)
+_CHUNKS = (None, 32, 64, 128, 256, 512, 1024, 2048)
+
+_SHARES = (0.5, 1.0)
+_KEPT = 1 / 3
+_HALVING_SHARE = 0.7  # of the budget; the rest is for the coordinate search
+_LEAST_REQUESTS = 50
+
+_OF_FLEET = ("router", "roles")
+"""Options of all replicas, not of each engine."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """Values of each knob, in order where they have one."""
+
+    calibration: Calibration
+    default: Options
+    """The calibrated engine's options, with those that were given."""
+    knobs: Mapping[str, Sequence[Any]]
+    fixed: Mapping[str, Any]
+    """Options that were given; all else that is not a knob is as calibrated."""
+    num_replicas: int = 1
+    link: Link = field(default_factory=Link)
+
+    @staticmethod
+    def of(
+        calibration: Calibration,
+        work: Sequence[BenchRequest],
+        fixed: Options,
+        *,
+        num_replicas: int = 1,
+        routers: Sequence[str] = ("round-robin",),
+        has_roles: bool = False,
+        link: Link | None = None,
+    ) -> Space:
+        """What can be searched for this work on this machine, or on several: then the router is an option, too, and so
+        are roles, if wanted."""
+        setup = set_up(calibration, fixed)
+        if has_roles and not setup.cache.shares_prefixes:
+            raise ConfigError("--roles: blocks of other replicas are found in the prefix cache, which is off.")
+        limits = setup.scheduler
+        knobs: dict[str, Sequence[Any]] = {
+            "max_num_seqs": _up_to(_SEQS, 2 * limits.max_num_seqs),
+            "max_num_batched_tokens": _up_to(_TOKENS, 2 * limits.max_num_batched_tokens),
+            "target_itl_ms": _ITLS,
+            "max_chunk_tokens": [c for c in _CHUNKS if c is None or c < 2 * limits.max_num_batched_tokens],
+            "scheduling_policy": _policies(work),
+            "prefill_mode": ("chunked", "prefill-first", "decode-first"),
+        }
+        options = limits.as_options()
+        default = {name: options[name] for name in knobs}
+        searched = {name: _with(values, default[name]) for name, values in knobs.items() if name not in fixed}
+        if num_replicas > 1:
+            default["router"] = routers[0]
+            searched |= {"router": routers} if len(routers) > 1 else {}
+            if has_roles:
+                default["roles"] = TOGETHER
+                apart = (Roles(number, num_replicas - number) for number in range(1, num_replicas))
+                searched["roles"] = [TOGETHER, *map(str, apart)]
+        return Space(calibration, default, searched, dict(fixed), num_replicas, link or Link())
+
+    def set_up(self, options: Options) -> Setup:
+        """Each replica. `ConfigError` for what its engine would not take."""
+        return set_up(self.calibration, self.of_engine(options), link=self.link)
+
+    def of_engine(self, options: Options) -> dict[str, Any]:
+        """With those that were given, without the router and roles."""
+        return {**self.fixed, **{name: value for name, value in options.items() if name not in _OF_FLEET}}
+
+    def capacity(self, options: Options, work: Sequence[BenchRequest]) -> float:
+        """Requests each second that all replicas serve with full batches."""
+        roles = roles_in(options)
+        most = capacity(work, self.calibration, self.of_engine(options), link=self.link, roles=roles)
+        return most if roles is not None else self.num_replicas * most
+
+    def is_valid(self, options: Options) -> bool:
+        """Whether the engine would take them, and no two of them are one thing twice."""
+        if options["max_num_batched_tokens"] < options["max_num_seqs"]:
+            return False
+        if options["prefill_mode"] != "chunked" and options != self.default and options["target_itl_ms"]:
+            return "target_itl_ms" not in self.knobs  # whole prompts are in no hurry: 0 says the same
+        chunk = options["max_chunk_tokens"]
+        if chunk is not None and chunk >= options["max_num_batched_tokens"] and "max_chunk_tokens" in self.knobs:
+            return options == self.default
+        try:
+            self.set_up(options)
+        except ConfigError:
+            return False
+        return True
+
+    def draw(self, rng: random.Random) -> dict[str, Any]:
+        """Draw valid options."""
+        while True:
+            drawn = {**self.default, **{name: rng.choice(values) for name, values in self.knobs.items()}}
+            if self.is_valid(drawn):
+                return drawn
+
+    def neighbours(self, options: Options) -> Iterator[dict[str, Any]]:
+        """Valid options that differ in one knob: of ordered ones the two next values, of others all."""
+        for name, values in self.knobs.items():
+            place = list(values).index(options[name])
+            is_ordered = name not in ("scheduling_policy", "prefill_mode", "router")
+            near = range(max(place - 1, 0), min(place + 2, len(values))) if is_ordered else range(len(values))
+            for other in near:
+                changed = {**options, name: values[other]}
+                if other != place and self.is_valid(changed):
+                    yield changed
+
+    def fleets(self) -> Iterator[dict[str, Any]]:
+        """Every router with all roles, and else no option changed; the default first."""
+        names = [name for name in _OF_FLEET if name in self.knobs]
+        for values in itertools.product(*(self.knobs[name] for name in names)):
+            yield {**self.default, **dict(zip(names, values, strict=True))}
+
+    def changes(self, options: Options) -> dict[str, Any]:
+        """What is not as by default."""
+        return {name: value for name, value in options.items() if value != self.default[name]}
+
+
+def roles_in(options: Options) -> Roles | None:
+    """Of replicas; `None` if all do both."""
+    text = options.get("roles", TOGETHER)
+    return None if text == TOGETHER else Roles.parse(text)
+
+
+def _policies(work: Sequence[BenchRequest]) -> list[str]:
+    """Those that have something to go by in this work."""
+    options = [request.options for request in work]
+    found = ["fcfs", "mlfq", "prefix"]
+    if any(one.predicted_tokens is not None for one in options):
+        found += ["sjf", "srpt", "hrrn"]
+    if any(one.ttft_target_s is not None or one.tpot_target_s is not None for one in options):
+        found.append("slo")
+    if len({one.priority for one in options}) > 1:
+        found.append("priority")
+    if len({one.tenant for one in options}) > 1:
+        found.append("fair")
+    return found
+
+
+def _up_to(values: Sequence[int], most: int) -> list[int]:
+    return [value for value in values if value <= most]
+
+
+def _with(values: Sequence[Any], default: Any) -> Sequence[Any]:
+    """The default is among the values, at its place."""
+    if default in values:
+        return list(values)
+    if all(isinstance(value, int | float) for value in [*values, default]):
+        return sorted([*values, default])
+    return [*values, default]
+
+
+@dataclass(frozen=True)
+class Trial:
+    options: Mapping[str, Any]
+    metrics: OnlineMetrics
+    score: Score
+    num_requests: int
+    """Of the work's; fewer are tried first."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    default: Trial
+    chosen: Trial
+    """The best, with as many options as by default as that allows."""
+    trials: Sequence[Trial]
+    """All that were tried with the whole work, the best first; the default is among them."""
+    num_simulated: int
+    """Simulations, those of a part of the work included."""
+
+    @property
+    def best(self) -> Trial:
+        """The default, unless another one is clearly better."""
+        return self.chosen if self.chosen.score.is_better_than(self.default.score) else self.default
+
+    @property
+    def is_default_best(self) -> bool:
+        """Whether there is nothing to recommend."""
+        return self.best is self.default
+
+    @property
+    def distinct(self) -> list[Trial]:
+        """The best first, without those whose options did the same to the last request as fewer of them did."""
+        kept = [self.chosen]
+        for trial in self.trials:
+            if all(trial.metrics != other.metrics for other in kept):
+                kept.append(trial)
+        return kept
+
+    @property
+    def front(self) -> list[Trial]:
+        """Trials that no other beats in both throughput and P99 of the time between tokens, by throughput."""
+        front: list[Trial] = []
+        for trial in sorted(self.trials, key=lambda t: (-t.metrics.output_tok_s, _p99(t))):
+            if not front or _p99(trial) < _p99(front[-1]):
+                front.append(trial)
+        return front[::-1]
+
+
+def simulate_trial(
+    space: Space, goal: Goal, options: Mapping[str, Any], work: Sequence[BenchRequest], *, seed: int | None = 0
+) -> Trial:
+    """The same seed for all: they are compared under the same luck."""
+    setup = space.set_up(options)
+    result = simulate(
+        work,
+        setup.machine,
+        setup.scheduler,
+        setup.cache,
+        num_replicas=space.num_replicas,
+        router=options.get("router", "round-robin"),
+        roles=roles_in(options),
+        seed=seed,
+    )
+    metrics = OnlineMetrics.of(result.timelines, result.duration_s)
+    return Trial(dict(options), metrics, goal.score(result.timelines, metrics), len(work))
+
+
+def _p99(trial: Trial) -> float:
+    return trial.metrics.itl.percentiles[99]
+
+
+@dataclass(frozen=True)
+class SearchLimits:
+    """How long to search."""
+
+    num_trials: int = 40
+    """As many simulations of the whole work; those of a part of it count as that part."""
+    seed: int = 0
+
+
+def search(
+    space: Space,
+    goal: Goal,
+    work: Sequence[BenchRequest],
+    *,
+    limits: SearchLimits | None = None,
+    progress: Meter | None = None,
+) -> Tuned:
+    """Find the options that serve this work best."""
+    run = _Search(space, goal, work, limits or SearchLimits(), progress)
+    default = run.whole(space.default)
+    run.halve()
+    run.climb()
+    chosen = run.simplify()
+    return Tuned(default, chosen, run.ranked(), run.num_simulated)
+
+
+class _Search:
+    def __init__(
+        self,
+        space: Space,
+        goal: Goal,
+        work: Sequence[BenchRequest],
+        limits: SearchLimits,
+        progress: Meter | None,
+    ) -> None:
+        self._space, self._goal, self._work, self._limits, self._progress = space, goal, work, limits, progress
+        self._used = 0.0
+        self.num_simulated = 0
+        self.trials: dict[tuple[Any, ...], Trial] = {}  # of the whole work, by their options
+
+    def whole(self, options: Mapping[str, Any]) -> Trial:
+        """With all requests; the same options are tried once."""
+        key = tuple(options.values())
+        if key not in self.trials:
+            self.trials[key] = self._try(options, len(self._work))
+        return self.trials[key]
+
+    def halve(self) -> None:
+        """Candidates drawn at random; ever fewer of them with ever more requests."""
+        rng = random.Random(self._limits.seed)
+        counts = [self._count(share) for share in _SHARES]
+        # n candidates cost n × (first share + a third of the second)
+        each = sum(_KEPT**level * count / len(self._work) for level, count in enumerate(counts))
+        num_candidates = max(int(_HALVING_SHARE * self._limits.num_trials / each), 1)
+        candidates: list[dict[str, Any]] = []
+        for _ in range(20 * num_candidates):
+            drawn = self._space.draw(rng)
+            if drawn not in candidates and drawn != self._space.default:
+                candidates.append(drawn)
+            if len(candidates) == num_candidates:
+                break
+        for level, count in enumerate(counts):
+            if count == len(self._work) or level == len(counts) - 1:
+                for options in candidates:
+                    self.whole(options)
+                return
+            tried = sorted((self._try(options, count) for options in candidates), key=_by_goodput)
+            candidates = [dict(trial.options) for trial in tried[: max(int(_KEPT * len(tried)), 1)]]
+
+    def climb(self) -> None:
+        """From the best so far, one option at a time, until nothing helps or the budget is used up; if there is some
+        left, from the next best."""
+        explored: set[tuple[Any, ...]] = set()
+        while self._used < self._limits.num_trials:
+            start = next((trial for trial in self.ranked() if tuple(trial.options.values()) not in explored), None)
+            if start is None:
+                return
+            explored.add(tuple(start.options.values()))
+            for options in self._space.neighbours(start.options):
+                if self._used >= self._limits.num_trials:
+                    return
+                if self.whole(options).score.is_better_than(start.score):
+                    break  # go on from there
+
+    def simplify(self) -> Trial:
+        """The best, with each option that is not needed for that as by default. These few are over the budget."""
+        best = self.ranked()[0]
+        for name in self._space.changes(best.options):
+            options = {**best.options, name: self._space.default[name]}
+            if self._space.is_valid(options):
+                simpler = self.whole(options)
+                if not best.score.is_better_than(simpler.score):
+                    best = simpler
+        return best
+
+    def ranked(self) -> list[Trial]:
+        """Those of the whole work, the best first: of those with about the highest goodput the one with the shortest
+        tail; of equals, the one that is most like the default."""
+        enough = (1 - SAME_GOODPUT) * max(trial.score.goodput for trial in self.trials.values())
+
+        def key(trial: Trial) -> tuple[float, float, int]:
+            goodput = enough if trial.score.goodput >= enough else trial.score.goodput
+            return -goodput, trial.score.tail, len(self._space.changes(trial.options))
+
+        return sorted(self.trials.values(), key=key)
+
+    def _count(self, share: float) -> int:
+        return min(max(int(share * len(self._work)), _LEAST_REQUESTS), len(self._work))
+
+    def _try(self, options: Mapping[str, Any], num_requests: int) -> Trial:
+        trial = simulate_trial(self._space, self._goal, options, self._work[:num_requests])
+        self._used += num_requests / len(self._work)
+        self.num_simulated += 1
+        if self._progress is not None:
+            self._progress.at(min(self._used, float(self._limits.num_trials)))
+        return trial
+
+
+def _by_goodput(trial: Trial) -> tuple[float, float]:
+    return -trial.score.goodput, trial.score.tail
+
+
+@dataclass(frozen=True)
+class Sized:
+    """So many replicas, with the best options that were found for them."""
+
+    space: Space
+    trial: Trial
+    overload: Overload | None = None
+    """If more comes than they can serve: promises that a short run keeps, a longer one does not."""
+
+    @property
+    def num_replicas(self) -> int:
+        return self.space.num_replicas
+
+    @property
+    def num_devices(self) -> int:
+        """Of all ranks of all replicas."""
+        return self.num_replicas * self.space.calibration.tensor_parallel_size
+
+    @property
+    def is_enough(self) -> bool:
+        return self.trial.score.is_kept and self.overload is None
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """How many replicas keep what is promised."""
+
+    enough: Sized | None
+    """The fewest; `None` if no number does."""
+    tried: Sequence[Sized]
+    """By their number; not all were."""
+    num_simulated: int
+
+    @property
+    def too_few(self) -> Sized | None:
+        """The next smaller number, or the largest if none is enough; `None` if there is no smaller one."""
+        most = None if self.enough is None else self.enough.num_replicas
+        fewer = [one for one in self.tried if most is None or one.num_replicas < most]
+        return fewer[-1] if fewer else None
+
+
+def fewest(
+    spaces: Sequence[Space],
+    goal: Goal,
+    work: Sequence[BenchRequest],
+    *,
+    limits: SearchLimits | None = None,
+    progress: Meter | None = None,
+) -> Fleet:
+    """Find the fewest replicas that keep the goal. `spaces`: of each number of them, in order."""
+    run = _Sizing(spaces, goal, work, limits or SearchLimits(), progress)
+    by_default = bisect.bisect_left(range(len(spaces)), True, key=run.is_enough_by_default)
+    found = bisect.bisect_left(range(by_default), True, key=run.is_enough_tuned)
+    tried = [run.best[place] for place in sorted(run.best)]
+    return Fleet(run.best[found] if found < len(spaces) else None, tried, run.num_simulated)
+
+
+def fewest_devices(fleets: Sequence[Fleet]) -> int:
+    """Of fleets with other numbers of ranks, the place of the one with the fewest devices that are enough, of equals
+    the one with the shortest tail; the first, if none is."""
+
+    def key(place: int) -> tuple[float, float]:
+        enough = fleets[place].enough
+        return (math.inf, 0.0) if enough is None else (enough.num_devices, enough.trial.score.tail)
+
+    return min(range(len(fleets)), key=key)
+
+
+def most_trials(spaces: Sequence[Space], limits: SearchLimits) -> int:
+    """How many simulations of the whole work `fewest` takes at most, about."""
+    num_fleets = max(len(list(space.fleets())) for space in spaces)
+    return len(spaces).bit_length() * (num_fleets + limits.num_trials)
+
+
+class _Sizing:
+    def __init__(
+        self,
+        spaces: Sequence[Space],
+        goal: Goal,
+        work: Sequence[BenchRequest],
+        limits: SearchLimits,
+        progress: Meter | None,
+    ) -> None:
+        self._spaces, self._goal, self._work, self._limits, self._progress = spaces, goal, work, limits, progress
+        self._used = 0.0
+        self.num_simulated = 0
+        self.best: dict[int, Sized] = {}
+        """By the place of their number."""
+
+    def is_enough_by_default(self, place: int) -> bool:
+        """With each router and all roles, and else no option changed."""
+        space = self._spaces[place]
+        trials = []
+        for options in space.fleets():
+            trials.append(simulate_trial(space, self._goal, options, self._work))
+            self.num_simulated += 1
+            self.at(1.0)
+            self._used += 1.0
+        trials.sort(key=_by_goodput)
+        together = next(trial for trial in trials if roles_in(trial.options) is None)
+        if not trials[0].score.is_better_than(together.score):
+            trials = [together, *trials]  # roles have to be worth it
+        return self._note(place, trials)
+
+    def is_enough_tuned(self, place: int) -> bool:
+        """With whatever options."""
+        space = self._spaces[place]
+        tuned = search(space, self._goal, self._work, limits=self._limits, progress=self)
+        self.num_simulated += tuned.num_simulated
+        self._used += self._limits.num_trials
+        return self._note(place, [tuned.best, *tuned.trials])
+
+    def _note(self, place: int, trials: Sequence[Trial]) -> bool:
+        """Keep the first that is enough, or else the one that misses least."""
+        kept = (self._sized(place, trial) for trial in trials if trial.score.is_kept)
+        best = next((one for one in kept if one.is_enough), None)
+        best = best or self._sized(place, min(trials, key=lambda trial: trial.score.tail))
+        self.best[place] = best
+        return best.is_enough
+
+    def _sized(self, place: int, trial: Trial) -> Sized:
+        space = self._spaces[place]
+
+        def most() -> float:
+            return space.capacity(trial.options, self._work)
+
+        return Sized(space, trial, overload(trial.metrics, most))
+
+    def advance(self) -> None:
+        """As a meter of a search does; it tells where it is instead."""
+
+    def at(self, done: float, total: float | None = None) -> None:
+        """So much of the search that is under way is done, after all before it."""
+        if self._progress is not None:
+            self._progress.at(self._used + done)

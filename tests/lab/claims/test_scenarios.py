@@ -1,0 +1,71 @@
+"""Every claim on a small machine: finite numbers, whole texts, and the direction that physics demands."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from headway_lab.claims.claim import Outcome
+from headway_lab.claims.context import Context
+from headway_lab.claims.published_workloads import noisy_lengths
+from headway_lab.claims.scenarios import CLAIMS, batching_load
+from headway_lab.predictor.training import count_pairs
+from tests.lab.claims.figures import FIGURES, STALE
+from tests.lab.claims.small import small_context
+
+
+@pytest.fixture(scope="module")
+def shared() -> Context:
+    """What several claims measure is measured once."""
+    return small_context()
+
+
+@pytest.fixture(autouse=True)
+def short_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching_load, "_DEPTHS", (100, 1_000))
+
+
+def measured(name: str, context: Context) -> Outcome:
+    return CLAIMS[name].measure(context)
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_claim_gives_numbers_texts_and_a_chart(name: str, shared: Context) -> None:
+    outcome = measured(name, shared)
+    assert math.isfinite(outcome.value)
+    for text in (outcome.unit, outcome.ours, outcome.workload, outcome.differs):
+        assert text.strip() and "nan" not in text and "inf" not in text.split()
+    assert all(math.isfinite(number) for numbers in outcome.numbers.values() for number in numbers.values())
+    svg = outcome.chart.svg()
+    assert svg.startswith("<svg") and "no data" not in svg
+    assert outcome.where == ("scheduler" if name == "queue-depth" else "simulator")
+    for row, numbers in FIGURES.get(name, {}).items():
+        assert outcome.numbers[row] == pytest.approx(numbers, rel=2e-3), STALE
+    assert name in FIGURES or name == "queue-depth"
+
+
+def test_what_a_step_costs_does_not_follow_the_queue(shared: Context) -> None:
+    assert measured("queue-depth", shared).value < 5
+
+
+def test_memory_that_is_cut_is_given_back(shared: Context) -> None:
+    before = shared.testbed.bytes_per_token
+    numbers = measured("kv-quantisation", shared).numbers
+    assert 1.8 < numbers["fp8"]["tokens that fit"] / numbers["16 bits"]["tokens that fit"] < 2
+    assert shared.testbed.bytes_per_token == before
+
+
+def test_claims_about_the_same_runs_share_them() -> None:
+    said: list[str] = []
+    context = small_context()
+    context.say = said.append
+    for name in ("eras", "kv-waste", "paging"):
+        measured(name, context)
+    assert len(said) == len(set(said)) <= 5
+
+
+@pytest.mark.parametrize("tau", [0.2, 0.46, 0.8])
+def test_made_up_predictions_have_the_wanted_rank_correlation(tau: float) -> None:
+    lengths = [10 + 7 * place % 400 for place in range(500)]
+    assert count_pairs(noisy_lengths(lengths, tau=tau), lengths).kendall_tau == pytest.approx(tau, abs=0.02)
