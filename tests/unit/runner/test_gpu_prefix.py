@@ -12,7 +12,7 @@ import pytest
 
 from tests.triton_device import ON_GPU, choose  # isort: split
 
-from headway import LLM
+from headway import LLM, SamplingParams
 from tests.integration.conversations import Alone, Conversations, greedy
 from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM, random_prompts
 
@@ -86,3 +86,12 @@ def test_the_next_turn_starts_from_the_answer_and_a_copy_of_its_tail(llm: LLM, a
     assert second.num_cached_tokens == 15, "three full blocks and three tokens of the fourth"
     assert first.outputs[0].token_ids == alone.answer(tuple(prompt))
     assert second.outputs[0].token_ids == alone.answer(tuple(history))
+
+
+def test_penalties_count_the_tokens_that_were_not_computed_again(llm: LLM, tiny: TinyLLM) -> None:
+    (prompt,) = random_prompts(9)
+    params = SamplingParams(temperature=0, max_tokens=2, repetition_penalty=1.5, presence_penalty=0.5)
+    outputs = [llm.generate(prompt, params, use_tqdm=False)[0] for _ in range(2)]
+    (expected,) = tiny.on_cpu(enable_prefix_caching=False).generate(prompt, params, use_tqdm=False)
+    assert outputs[1].num_cached_tokens >= 8
+    assert [output.outputs[0].token_ids for output in outputs] == [expected.outputs[0].token_ids] * 2
