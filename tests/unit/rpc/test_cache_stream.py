@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
+from headway.core.blocks import block_digests, root_digest
+from headway.core.request_options import RequestOptions
 from headway.core.routing import CacheChanges
 from headway.rpc import streams
 from headway.rpc.engine_client import EngineClient
-from headway.rpc.messages import CacheNews, TellCache
+from headway.rpc.messages import AddRequest, CacheNews, TellCache
 from headway.rpc.streams import CacheEvent, CacheStream
 from headway.rpc.supervision import Replica
+from headway.sampling_params import SamplingParams
+from tests.unit.rpc.served import kill, read, started, until
 
 
 class Outside:
@@ -140,3 +144,54 @@ async def test_the_index_outside_equals_the_caches_whatever_happens(seed: int, m
     for stream, _ in followers:
         assert [event async for event in stream] == []
     assert [event async for event in client.follow_caches()] == [], "nothing is followed at the end"
+
+
+async def test_real_engines_with_evictions_salts_and_a_death() -> None:
+    async with started(
+        resumes=True, num_replicas=2, router="round-robin", reports_caches=True, num_kv_blocks=64
+    ) as client:
+        outside, stream = Outside(), client.follow_caches()
+
+        async def follow() -> None:
+            async for event in stream:
+                outside.take(event)
+
+        following = asyncio.create_task(follow())
+        await ask(client, 0, 24, salt="mine")
+        known = block_digests(root_digest("mine"), prompt(0), 4)
+        await until(lambda: any(set(known) <= held for held in outside.held.values()))
+        for number in range(1, 40):  # far more than there is room for
+            await ask(client, number, 24)
+        await agrees(client, outside)
+        assert any(known[-1] not in held for held in outside.held.values())
+        epoch = client.replicas[0].epoch
+        kill(client.replicas[0])
+        await until(lambda: outside.at[0] == (epoch + 1, -1) and not outside.held[0])
+        await ask(client, 0, 24)
+        await until(lambda: client.replicas[0].is_ready)
+        for number in range(8):
+            await ask(client, number, 24)
+        await agrees(client, outside)
+        stream.close()
+        await following
+
+
+def prompt(number: int) -> tuple[int, ...]:
+    return tuple((number * 31 + place) % 200 + 1 for place in range(24))
+
+
+async def ask(client: EngineClient, number: int, length: int, *, salt: str | None = None) -> None:
+    request_id = f"r{number}-{client.num_restarts}-{salt}-{random.random()}"
+    options = RequestOptions(cache_salt=salt)
+    await read(client.submit(AddRequest(request_id, list(prompt(number)), SamplingParams(max_tokens=4), options)))
+
+
+async def agrees(client: EngineClient, outside: Outside) -> None:
+    """Whether what was built from changes is what the engines themselves tell when they are asked for everything."""
+    for place, replica in enumerate(client.replicas):
+        await until(lambda place=place: outside.held[place] == set(client._router.index.blocks_of(place)))
+        before, (_, number) = outside.held[place].copy(), outside.at[place]
+        num_whole = outside.num_whole
+        replica.send(TellCache())
+        await until(lambda num_whole=num_whole: outside.num_whole > num_whole)
+        assert outside.held[place] == before and outside.at[place][1] == number + 1 and before

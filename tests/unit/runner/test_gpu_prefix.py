@@ -95,3 +95,17 @@ def test_penalties_count_the_tokens_that_were_not_computed_again(llm: LLM, tiny:
     (expected,) = tiny.on_cpu(enable_prefix_caching=False).generate(prompt, params, use_tqdm=False)
     assert outputs[1].num_cached_tokens >= 8
     assert [output.outputs[0].token_ids for output in outputs] == [expected.outputs[0].token_ids] * 2
+
+
+def test_prompt_logprobs_are_complete(llm: LLM, tiny: TinyLLM) -> None:
+    (prompt,) = random_prompts(9)
+    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0)
+    llm.generate(prompt, greedy(2), use_tqdm=False)
+    (found,) = llm.generate(prompt, params, use_tqdm=False)
+    (expected,) = tiny.on_cpu(enable_prefix_caching=False).generate(prompt, params, use_tqdm=False)
+    assert found.num_cached_tokens == 0
+    assert found.prompt_logprobs is not None and expected.prompt_logprobs is not None
+    assert len(found.prompt_logprobs) == len(prompt)
+    for token, one, other in zip(prompt[1:], found.prompt_logprobs[1:], expected.prompt_logprobs[1:], strict=True):
+        assert one is not None and other is not None
+        assert one[token].logprob == pytest.approx(other[token].logprob, abs=1e-3)
