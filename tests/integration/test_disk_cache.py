@@ -81,8 +81,8 @@ def test_tokens_are_those_of_each_request_alone_over_several_lives(
         alone.check(talk.run(25))  # the same prompts in each life
         stats = tier_of(llm).stats
         llm.shutdown()
-        num_fetched += stats.num_fetched
-        num_stored += stats.num_stored
+        num_fetched += stats.num_fetched_blocks
+        num_stored += stats.num_stored_blocks
         assert not stats.num_failed_stores
     assert num_fetched >= 5 and num_stored >= 20
     assert list(tmp_path.glob("*/*/*.kv")) and not list(tmp_path.glob("*/*/*.tmp"))

@@ -59,7 +59,7 @@ async def until_idle(llm: AsyncLLM) -> None:
 
 def _num_busy(llm: AsyncLLM) -> int:
     stats = llm._client.stats
-    return 0 if stats is None else stats.batch.num_running + stats.batch.num_waiting + stats.blocks.num_used_blocks
+    return stats.batch.num_running + stats.batch.num_waiting + stats.blocks.num_used_blocks
 
 
 async def collect(outputs: AsyncIterator[RequestOutput]) -> list[RequestOutput]:

@@ -245,7 +245,7 @@ def test_the_loop_of_the_engine_process_sleeps_until_a_block_has_come(
         for payload in frames.feed(ours.recv(2**16)):
             batch = decode_from_engine(payload)
             if isinstance(batch, StepBatch):
-                waiting.append((batch.stats.num_waiting, batch.stats.num_fetching))
+                waiting.append((batch.stats.batch.num_waiting, batch.stats.batch.num_fetching))
                 ended |= {one.request_id: one.timings for one in batch.deltas if one.is_last}
     assert time.monotonic() - started_s < 0.5, "it was not woken"
     assert ended["a"].num_cached_tokens == 12

@@ -81,7 +81,7 @@ async def text(stream: RequestStream) -> str:
 
 
 def is_idle(replica: Replica) -> bool:
-    return replica.stats is None or (replica.stats.batch.num_running, replica.stats.batch.num_waiting) == (0, 0)
+    return (replica.stats.batch.num_running, replica.stats.batch.num_waiting) == (0, 0)
 
 
 def is_settled(client: EngineClient) -> bool:
