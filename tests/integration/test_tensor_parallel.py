@@ -87,8 +87,12 @@ def test_every_stored_format(name: str, quantization: str, tmp_path: Path) -> No
     sizes = (2, 4) if quantization == "none" else (2,)  # with four, groups of 64 activations are other groups
     for size in sizes:
         found = tokens(str(path), tensor_parallel_size=size, collectives="threads", **own)
-        same = sum(one == other for one, other in zip(found, expected, strict=True))
-        assert found == expected if quantization == "none" else same >= 3
+        if quantization == "none":
+            assert found == expected
+        else:  # activations are rounded in other sums, and a token that differs changes all that follow it
+            pairs = zip(found, expected, strict=True)
+            num_same = sum(len(os.path.commonprefix(list(pair))) for pair in pairs)
+            assert num_same > 0.6 * sum(map(len, expected))
 
 
 @pytest.mark.parametrize("format", ["fp8", "int8", "int4"])
