@@ -12,6 +12,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def test_every_stored_format(name: str, quantization: str, tmp_path: Path) -> No
             assert found == expected
         else:  # activations are rounded in other sums, and a token that differs changes all that follow it
             pairs = zip(found, expected, strict=True)
-            num_same = sum(len(os.path.commonprefix(list(pair))) for pair in pairs)
+            num_same = sum(sum(accumulate(map(int.__eq__, *pair), min)) for pair in pairs)
             assert num_same > 0.6 * sum(map(len, expected))
 
 
