@@ -165,7 +165,7 @@ def test_plausible_request(case: schemathesis.Case, server: ServerProcess, statu
 
 
 def test_nothing_is_left_behind(server: ServerProcess, statuses: Counter[tuple[str, int]]) -> None:
-    assert statuses["any", 400] > 20 and statuses["plausible", 200] > 10
+    assert statuses["any", 400] > 5 and statuses["plausible", 200] > 5, statuses
     gauges = server.wait_until_idle(timeout_s=20)
     assert gauges["engine_restarts_total"] == gauges["front_end_restarts_total"] == 0
     assert gauges["event_loop_stalls_total"] == 0, [line for line in server.log if "stands still" in line]

@@ -130,7 +130,7 @@ def test_the_counters_of_lookups_never_fall(overlap: bool) -> None:
     requests = [ask("a", BEAMS), ask("b", BEAMS, PROMPT[:5]), ask("c", {"temperature": 0.0, "max_tokens": 30})]
     channel, _ = looped(requests, *[[]] * 60, overlap=overlap, num_blocks=14)
     for name in ("num_queried_tokens", "num_hit_tokens", "num_saved_tokens", "prompt_tokens", "generation_tokens"):
-        values = [getattr(batch.stats, name) for batch in channel.batches]
+        values = [batch.stats.as_dict()[name] for batch in channel.batches]
         assert values == sorted(values), name
     last = numbers(channel.batches[-1].stats)
     assert 0 <= last.num_hit_tokens <= last.num_queried_tokens

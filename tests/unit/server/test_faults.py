@@ -11,6 +11,7 @@ import pytest
 
 from headway.outputs import SilentProgress
 from headway.rpc.engine_client import Health
+from headway.rpc.engine_stats import EngineStats
 from headway.rpc.messages import Delta
 from headway.server.api.requests import CompletionRequest
 from headway.server.http import asgi_io
@@ -245,7 +246,7 @@ def test_an_engine_that_is_away_is_503_and_health_says_so() -> None:
 
 def test_before_the_engine_was_ever_ready() -> None:
     engine = FakeEngine()
-    engine.info = engine.stats = None
+    engine.info, engine.stats = None, EngineStats()
     server = FakeServer(engine)
     assert server.chat().status_code == 503
     assert server.call("GET", "/v1/models").status_code == 200
