@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import json
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -203,10 +204,32 @@ async def test_a_request_can_be_aborted_before_the_engine_has_it(
 
 
 @pytest.fixture(scope="module")
-def with_text(runner: asyncio.Runner) -> Iterator[AsyncLLM]:
+def traffic_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traffic") / "log.jsonl"
+
+
+@pytest.fixture(scope="module")
+def with_text(runner: asyncio.Runner, traffic_log: Path) -> Iterator[AsyncLLM]:
     """With the embedded model's tokenizer."""
-    with running(runner, WITHOUT_MODEL, num_kv_blocks=64, block_size=16) as found:
+    learns: dict[str, Any] = {"traffic_log": traffic_log, "length_predictor": "statistics"}
+    with running(runner, WITHOUT_MODEL, num_kv_blocks=64, block_size=16, **learns) as found:
         yield found
+
+
+async def test_lengths_are_logged_and_learnt(with_text: AsyncLLM, traffic_log: Path) -> None:
+    def mine() -> list[dict[str, Any]]:
+        rows = map(json.loads, traffic_log.read_text().splitlines() if traffic_log.exists() else ())
+        return [row for row in rows if row["temperature"] == 0.123]  # ends of earlier tests may be written only now
+
+    params = SamplingParams(n=2, max_tokens=5, temperature=0.123)
+    await collect(with_text.generate("Hi", params, tenant="me"))
+    aborted = with_text.generate("Hi", SamplingParams(max_tokens=1000, temperature=0.123))
+    await anext(aborted)
+    await aborted.aclose()
+    while len(ends := mine()) < 3:
+        await asyncio.sleep(0.01)
+    assert [each["finish_reason"] for each in ends] == ["length", "length", "abort"]
+    assert [each["output_tokens"] for each in ends[:2]] == [5, 5]
 
 
 async def test_text_goes_in_and_comes_out(with_text: AsyncLLM) -> None:
