@@ -142,7 +142,7 @@ def catch(fault: Fault, copy: Copy, durations: RecordedDurations, *, quick: bool
     return Catch(None, False, time.monotonic() - begun_s)
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.seeded_faults", description=__doc__.partition("\n")[0])
     parser.add_argument("--list", action="store_true", help="say which faults there are, and seed none")
     parser.add_argument(
@@ -150,8 +150,8 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="copies that are tested at a time")
     parser.add_argument("--quick", action="store_true", help="only cases of `pytest --quick`, which `make check` runs")
-    arguments = parser.parse_args()
-    faults = [fault for fault in FAULTS if fault.name in arguments.only]
+    arguments = parser.parse_args(argv)
+    faults = [fault for fault in FAULTS if arguments.only is None or fault.name in arguments.only]
     width = max(len(fault.name) for fault in faults)
     if arguments.list:
         for fault in faults:

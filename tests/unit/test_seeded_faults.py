@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.seeded_faults.__main__ import main
 from tests.seeded_faults.faults import FAULTS, Fault
 
 ROOT = Path(__file__).parents[2]
@@ -21,3 +22,8 @@ def test_it_can_be_seeded(fault: Fault) -> None:
 
 def test_names_are_unique() -> None:
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+
+
+def test_the_list_names_all_or_some(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0 and capsys.readouterr().out.count("\n") == len(FAULTS)
+    assert main(["--list", "--only", FAULTS[0].name]) == 0 and FAULTS[0].seen in capsys.readouterr().out
