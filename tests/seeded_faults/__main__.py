@@ -29,7 +29,8 @@ from tests.recorded_durations import RecordedDurations
 from tests.seeded_faults.faults import FAULTS, Fault
 
 ROOT = Path(__file__).parents[2]
-NOT_COPIED = (".git", ".venv*", ".*_cache", ".hypothesis", "build", "dist")
+NOT_COPIED = (".git", ".venv*", ".*_cache", ".carry*", ".hypothesis", "build", "dist", "test_seeded_faults.py")
+"""The last one fails with every fault: it says whether they can still be seeded."""
 MOST_S = 1800.0
 """For one run of pytest; a case has a limit of its own."""
 CASE_S = 120
