@@ -15,7 +15,7 @@ from headway.engine import output_processor
 from headway.engine.input_processor import InputProcessor
 from headway.engine.llm_engine import LLMEngine
 from headway.executor.fake import FakeExecutor, FakeStep
-from headway.outputs import Logprob
+from headway.outputs import Logprob, Told
 from headway.sampling_params import SamplingParams
 from tests.unit.no_model import all_outputs, engine_on
 from tests.unit.rpc.small_engine import create_engine, small_tokenizer
@@ -210,3 +210,19 @@ def test_an_aborted_delta_stream_returns_what_was_new() -> None:
     last = engine.abort("a")
     assert told == "" and last is not None
     assert (last.outputs[0].text, last.outputs[0].token_ids, last.outputs[0].finish_reason) == ("bc", [], "abort")
+
+
+def test_what_was_told_elsewhere_is_not_told_again() -> None:
+    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=1)
+
+    def tokens(told: list[int]) -> list[int]:
+        engine = create_engine({})
+        assert engine.resume(engine.prepare("a", "The line", params), [Told(told)]) is None
+        found: list[int] = []
+        while engine.has_unfinished_requests():
+            for output in engine.step().outputs:
+                found += output.outputs[0].token_ids
+        return found
+
+    whole = tokens([])
+    assert len(whole) == 6 and tokens(whole[:2]) == whole[2:]
