@@ -218,11 +218,11 @@ def test_no_lock_of_progress_bars_is_taken(
     use_tqdm: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All bars of a process share them. Where an interrupt has left them taken, no other thread must wait for them."""
-    llm, lock, calls = llm_of(make_engine()), tqdm.std.tqdm.get_lock(), []
-    monkeypatch.setattr(type(lock), "acquire", lambda *_, **__: calls.append("acquire"))
-    monkeypatch.setattr(type(lock), "release", lambda *_, **__: calls.append("release"))
+    llm, lock, callers = llm_of(make_engine()), tqdm.std.tqdm.get_lock(), set[threading.Thread]()
+    for name in ("acquire", "release"):
+        monkeypatch.setattr(type(lock), name, lambda *_, **__: callers.add(threading.current_thread()))
     assert tokens(llm.generate(PROMPTS, params(), use_tqdm=use_tqdm)) == [alone(prompt) for prompt in PROMPTS]
-    assert not calls
+    assert all(isinstance(caller, tqdm.TMonitor) for caller in callers), "it looks after the bars of other tests"
     assert ("Requests: 100% 4/4, " in capsys.readouterr().err) == use_tqdm
     llm.shutdown()
 
