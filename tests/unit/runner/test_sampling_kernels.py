@@ -89,8 +89,9 @@ def request_with(features: Sequence[str], rng: np.random.Generator, vocab_size: 
         request.bad = [rng.integers(0, vocab_size, rng.integers(1, 4)).tolist() for _ in range(4)]
         request.bad += [[*request.output[-n:], int(rng.integers(0, vocab_size))] for n in (1, 2, 3)]
         request.bad += [[*request.prompt[-1:], *request.output, int(rng.integers(0, vocab_size))]]
-    if rng.random() < 0.2:
-        request.fields["seed"], request.default_seed = None, int(rng.integers(0, 2**62))
+    if rng.random() < 0.4:  # none, which means the default, or zero, which does not
+        request.fields["seed"] = 0 if rng.random() < 0.5 else None
+        request.default_seed = int(rng.integers(0, 2**62))
     return request
 
 
