@@ -1,4 +1,4 @@
-"""Numbers that somebody counts: each is declared once, as a field of its owner's record, with its kind.
+"""Statistics: each number is declared once, as a field of the record of the class that counts it, with its kind.
 
     Counter   only grows: it goes on when its engine is started again
     Gauge     how things stand now: it is gone with its engine

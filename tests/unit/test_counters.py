@@ -30,7 +30,7 @@ def orchard() -> Orchard:
 def test_several_engines_add_up() -> None:
     total = orchard()
     total.add(Orchard(Tree(num_apples=1, num_at=[0, 0, 4], num_birds=1, wind_s=9.0), num_paths=1))
-    assert total == Orchard(Tree(4, 2, [2, 1, 4], 6, wind_s=0.5), 8), "the wind is no number of all"
+    assert total == Orchard(Tree(4, 2, [2, 1, 4], 6, wind_s=0.5), 8), "the wind is neither a counter nor a gauge"
 
 
 def test_counters_go_on_and_state_does_not() -> None:

@@ -34,6 +34,8 @@ _FADING = 0.99  # a fetch that was not worth it: the next seems so much shorter,
 
 
 class HostTierStats(Statistics):
+    """Blocks in host memory and on disk, and their ways between the two and the device."""
+
     num_host_blocks: Annotated[int, Gauge("kv_blocks_host", "KV blocks kept in host memory.")] = 0
     num_disk_blocks: Annotated[int, Gauge("kv_blocks_disk", "KV blocks known to be on disk.")] = 0
     num_moved_out_blocks: Annotated[int, Counter("kv_blocks_moved_out", "KV blocks copied to host memory.")] = 0
@@ -107,12 +109,11 @@ class HostTier:
         self._slots: OrderedDict[bytes, int] = OrderedDict()  # the one used longest ago first
         self._free = list(range(num_slots - 1, -1, -1))
         self._read_by_next_step: set[int] = set()
-        self._unlanded: collections.Counter[int] = (
-            collections.Counter()
-        )  # slots that steps copy to whose results have not come
+        # Slots that steps copy to whose results have not come.
+        self._unlanded = collections.Counter[int]()
         self._fetching: dict[bytes, tuple[int, str]] = {}  # slots that are being filled, and from where
-        self._held: collections.Counter[bytes] = collections.Counter()
-        # ^ blocks that requests have had fetched and not yet used; by how many
+        # Blocks that requests have had fetched and not yet used; by how many.
+        self._held = collections.Counter[bytes]()
         self._storing: dict[bytes, int] = {}  # slots that are being read; they are among `_slots`
         self._unclean: OrderedDict[bytes, None] = OrderedDict()  # of `_slots`: what has to be stored, the oldest first
         self._fetches: list[tuple[bytes, int, str]] = []  # these two as in `BlockMoves`, to be taken

@@ -33,6 +33,8 @@ MAX_TAILS = 32
 
 
 class PrefixCacheStats(Statistics):
+    """What was looked up in the cache, and what was put into it and taken out."""
+
     num_queried_tokens: Annotated[
         int,
         Counter(

@@ -89,6 +89,8 @@ class TokenGuides(Protocol):
 
 
 class SpeculationStats(Statistics):
+    """Drafts that were verified, and how much of them was right."""
+
     num_drafts: Annotated[int, Counter("spec_decode_num_drafts", "How often a request has verified guesses.")] = 0
     num_draft_tokens: Annotated[
         int, Counter("spec_decode_num_draft_tokens", "Guesses of tokens that were verified.")

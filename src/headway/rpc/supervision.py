@@ -467,6 +467,10 @@ class Replica:
         if connection.lost.is_set():  # it said that it was ready, and died
             self._owner.note_loss(self)  # of what it may have told before
             return
+        if (
+            not self.stats.blocks.num_used_blocks + self.stats.blocks.num_cached_blocks
+        ):  # as long as it has said nothing
+            self.stats.blocks.num_free_blocks = self.info.num_blocks
         self._connection = connection
         self.sent_params, self.is_leaving = None, False
         self._watchdog.note_ready()

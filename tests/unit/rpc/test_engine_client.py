@@ -34,6 +34,12 @@ def state(stats: EngineStats) -> tuple[int, int, int]:
     return stats.batch.num_running, stats.batch.num_waiting, stats.blocks.num_used_blocks
 
 
+async def test_before_its_first_step_all_blocks_of_an_engine_are_free() -> None:
+    async with started(num_kv_blocks=64) as client:
+        blocks = client.stats.blocks
+        assert (blocks.num_free_blocks, blocks.num_used_blocks, blocks.num_cached_blocks) == (64, 0, 0)
+
+
 async def test_parameters_that_several_requests_share_travel_once(
     client: EngineClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
