@@ -37,13 +37,19 @@ LISTED_LAST: Commands = {
 
 @cache
 def commands() -> Commands:
-    """All that there are: the engine's own, and those of installed packages, like the lab's."""
+    """All that there are: the engine's own, and those of installed packages, like the lab's. None of those takes the
+    place of one of the engine's."""
     from importlib.metadata import entry_points  # not for the parent of `headway serve`, which loads next to nothing
 
     found: dict[str, Command | CommandGroup] = {}
     for point in sorted(entry_points(group=ENTRY_POINTS)):
-        found |= point.load()
-    return {**OWN, **found, **LISTED_LAST}
+        try:
+            found |= point.load()
+        except Exception as error:  # it is not ours
+            package = point.dist.name if point.dist else point.value
+            print(f"headway: warning: commands of {package} cannot be loaded: {error}", file=sys.stderr)
+    others = {name: command for name, command in found.items() if name not in OWN and name not in LISTED_LAST}
+    return {**OWN, **others, **LISTED_LAST}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

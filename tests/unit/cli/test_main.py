@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 from typing import NoReturn
@@ -10,6 +11,7 @@ import pytest
 
 from headway.cli import generate, main
 from headway.console import loading
+from headway.console.commands import Command, Commands
 from headway.errors import ModelNotFoundError
 
 HEAVY = ("torch", "numpy", "rich", "tokenizers", "gguf", "jinja2", "starlette", "uvicorn", "prometheus_client")
@@ -212,3 +214,35 @@ def test_output_that_nobody_reads_is_no_crash() -> None:
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert done.stdout == "Model\n"
     assert done.stderr == ""
+
+
+class Point:
+    """An entry point of another package."""
+
+    dist = None
+    value = "other:COMMANDS"
+
+    def __init__(self, loaded: Commands | None) -> None:
+        self._loaded = loaded
+
+    def __lt__(self, other: Point) -> bool:
+        return False
+
+    def load(self) -> Commands:
+        if self._loaded is None:
+            raise ImportError("no such module")
+        return self._loaded
+
+
+def test_other_packages_add_commands_and_take_none_away(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = {
+        "new": Command("new", "Something new."),
+        "serve": Command("other", "Not ours."),
+        "version": Command("x", ""),
+    }
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [Point(ours), Point(None)])
+    found = main.commands.__wrapped__()
+    assert found["new"] == ours["new"] and found["serve"] == main.OWN["serve"] and list(found)[-1] == "version"
+    assert "commands of other:COMMANDS cannot be loaded: no such module" in capsys.readouterr().err
