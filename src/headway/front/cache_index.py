@@ -34,7 +34,7 @@ class CacheIndex:
         """The number of the last report that was taken in; -1 if nothing is known of a replica."""
         return max(self._next_number.get(place, 0), 0) - 1
 
-    def take(self, place: int, report: CacheReport) -> bool:
+    def apply(self, place: int, report: CacheReport) -> bool:
         """Take in a report. Returns False if one before it is missing: the replica has to tell everything again, and
         until then nothing of it is known."""
         if report.is_whole:

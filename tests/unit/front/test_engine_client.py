@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headway.errors import EngineStartError, EngineUnavailableError, InvalidRequestError
-from headway.front import engine_client, supervision
+from headway.front import deployment, replica, supervision
 from headway.front.engine_client import EngineClient
 from headway.front.streams import SnapshotStream
 from headway.front.supervision import Patience
@@ -173,7 +173,7 @@ async def test_a_pause_of_this_process_is_not_taken_for_one_of_the_engine(quick:
 @pytest.mark.parametrize("fate", ["stopped", "stuck", "asked twice"])
 async def test_shutdown_does_not_wait_for_ever(fate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervision, "SILENT_S", 0.5)
-    monkeypatch.setattr(supervision, "EXIT_GRACE_S", 0.3)
+    monkeypatch.setattr(replica, "EXIT_GRACE_S", 0.3)
     async with started(step_s=0.002) as client:
         await read(client.submit(add("first")))
         stream = client.submit(add("stuck-1", max_tokens=4000) if fate == "stuck" else add("long", max_tokens=4000))
@@ -234,9 +234,9 @@ async def test_each_replica_is_watched_by_itself() -> None:
 
 async def test_prompts_go_where_their_beginning_is_cached() -> None:
     """With the router that the simulator has, too."""
-    assert importlib.import_module("headway_lab.sim.simulate").Router is engine_client.Router
+    assert importlib.import_module("headway_lab.sim.simulate").Router is deployment.Router
     async with started(num_replicas=2, router="prefix-aware", num_kv_blocks=256) as client:
-        known = client._router.index.blocks_of
+        known = client._routers[0].index.blocks_of
         for first in range(5, 13):
             for turn in range(3):
                 prompt = [first] * 40 + [first + turn] * 8

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from headway.errors import EngineStartError, HeadwayError
-from headway.front import engine_client, ray_cluster
+from headway.front import prefills, ray_cluster
 from headway.front.connection import EngineProcess
 from headway.front.engine_client import EngineClient
 from headway.front.placement import EngineSpec
@@ -481,7 +481,7 @@ async def test_front_ends_share_engines_that_compute_prompts_and_those_that_answ
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Prefill and decode apart, blocks over TCP. A front end that takes it for an engine that answers is refused."""
-    monkeypatch.setattr(engine_client, "computes_elsewhere", lambda choice: True)
+    monkeypatch.setattr(prefills, "computes_elsewhere", lambda choice: True)
 
     async def ask(client: EngineClient, first: int) -> str:
         prompt = [first + number % 3 for number in range(401)]
