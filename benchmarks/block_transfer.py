@@ -1,4 +1,4 @@
-"""How fast KV blocks go from the memory of one engine process to that of another: `headway.rpc.block_server`.
+"""How fast KV blocks go from the memory of one engine process to that of another: `headway.transfer.block_server`.
 
 python benchmarks/block_transfer.py                       shared memory and TCP, from a CPU engine's blocks
 python benchmarks/block_transfer.py --device cuda         CUDA IPC into slots on the device and of pinned memory, TCP
@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from headway.core.blocks import DIGEST_BYTES
-from headway.kv.host_blocks import HostBlocks
 from headway.kv.layer_cache import LayerKVCache
-from headway.rpc.block_client import PeerBlocks, copy_rows
-from headway.rpc.block_messages import Carrier, open_cuda, share_cuda
-from headway.rpc.block_server import BlockAt, BlockServer
+from headway.transfer.block_client import PeerBlocks, copy_rows
+from headway.transfer.block_messages import Carrier, open_cuda, share_cuda
+from headway.transfer.block_server import BlockAt, BlockServer
+from headway.transfer.host_blocks import HostBlocks
 
 if TYPE_CHECKING:
-    from headway.kv.block_store import Slot
+    from headway.transfer.block_store import Slot
 
 FINGERPRINT = "benchmark"
 

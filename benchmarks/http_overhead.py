@@ -23,7 +23,7 @@ import threading
 import time
 from typing import Any
 
-FACTORY = "headway.rpc.engine_without_model:create_engine"
+FACTORY = "headway.engine_process.engine_without_model:create_engine"
 _MARK = b'"object"'
 """Every event has it once."""
 WORDS = "The quick brown fox jumps over the lazy dog and goes home. "

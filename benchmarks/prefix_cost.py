@@ -31,7 +31,7 @@ from headway.core import (
     Scheduler,
     create_eviction_policy,
 )
-from headway.rpc.engine_process import spare_the_collector
+from headway.engine_process.main import spare_the_collector
 
 NUM_REMEMBERED = 64
 NANO_STEP_MS = 5.6

@@ -20,10 +20,10 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from headway.core.routing import Roles
-from headway.rpc.engine_client import EngineClient
-from headway.rpc.messages import AddRequest, Delta
+from headway.front.engine_client import EngineClient
+from headway.front.roles import Roles
 from headway.sampling_params import SamplingParams
+from headway.wire.messages import AddRequest, Delta
 
 
 class Load:

@@ -15,7 +15,7 @@ import random
 import statistics
 from collections.abc import Sequence
 
-from headway.core.routing import Roles
+from headway.front.roles import Roles
 from headway_lab.bench.online_metrics import OnlineMetrics
 from headway_lab.sim.calibration import Calibration
 from headway_lab.sim.cost_model import Link

@@ -26,7 +26,8 @@ from collections.abc import Sequence
 
 from headway.config import ModelConfig
 from headway.core import Request
-from headway.core.routing import MAX_REPORTED, ROUTERS, CacheReport, Router
+from headway.core.cache_report import MAX_REPORTED, CacheReport
+from headway.front.router import ROUTERS, Router
 from headway.loader.model_tokenizer import load_model_tokenizer
 from headway.tokenizer import Tokenizer
 from headway_lab.bench.online_metrics import OnlineMetrics

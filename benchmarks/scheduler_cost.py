@@ -27,7 +27,7 @@ from scheduler_load import RandomRequests, take_turns
 
 from headway.config import SCHEDULING_POLICIES, SchedulerConfig
 from headway.core import KVCacheManager, ModelRunnerOutput, PrefixCache, SampledTokens, Scheduler, SchedulerOutput
-from headway.rpc.engine_process import spare_the_collector
+from headway.engine_process.main import spare_the_collector
 
 BLOCK_SIZE = 64  # as on a GPU, where so many run at once
 BLOCKS_PER_REQUEST = {"ample": 16, "tight": 3}

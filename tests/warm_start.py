@@ -36,14 +36,14 @@ from typing import Any
 
 COMM = "warm-start"
 """The name of a nursery in /proc/PID/comm."""
-STARTS_CHILDREN = ("headway", "headway.rpc.engine_process")
+STARTS_CHILDREN = ("headway", "headway.engine_process.main")
 WARM_MODULES = (*STARTS_CHILDREN, "headway.executor.rank_process")
 IMPORTED = (
     "uvloop",
     "headway.cli.serve_parent",
     "headway.server.serving",
-    "headway.rpc.engine_loop",
-    "headway.rpc.shared_channel",
+    "headway.engine_process.engine_loop",
+    "headway.wire.shared_channel",
     "headway.engine.llm_engine",
     "headway.executor.local",
     "headway.executor.ranks",

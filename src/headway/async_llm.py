@@ -20,20 +20,20 @@ from typing import Any, Self
 
 from headway.config import EngineConfig
 from headway.core.request_options import OPTION_NAMES, RequestOptions
-from headway.core.routing import Roles
 from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt, options_each
 from headway.errors import EngineUnavailableError, InvalidRequestError
+from headway.front.engine_client import EngineClient
+from headway.front.roles import Roles
+from headway.front.streams import AnswerBuilder, RequestStream
 from headway.loader.model_tokenizer import load_model_tokenizer
 from headway.outputs import EmbeddingRequestOutput, RequestOutput, check_dimensions
 from headway.predict import AnswerLengths, PromptView
 from headway.predict.prediction_thread import Ended, PredictionThread
-from headway.rpc.engine_client import EngineClient
-from headway.rpc.messages import AddRequest, Delta
-from headway.rpc.streams import AnswerBuilder, RequestStream
 from headway.sampling_params import SamplingParams
 from headway.structured.conversation import chat_text, tools_from
 from headway.tokenizer import Tokenizer
 from headway.tokenizer.tokenizer import TokenizerThreads
+from headway.wire.messages import AddRequest, Delta
 
 Message = Mapping[str, Any]
 

@@ -22,20 +22,20 @@ import torch
 from tests.triton_device import ON_GPU  # isort: split
 
 from headway.core.blocks import DIGEST_BYTES
-from headway.core.routing import Roles
-from headway.kv.host_blocks import HostBlocks, _as_bytes
+from headway.front import engine_client
+from headway.front.engine_client import EngineClient
+from headway.front.roles import Roles
 from headway.kv.layer_cache import LayerKVCache
-from headway.rpc import engine_client
-from headway.rpc.block_client import PeerBlocks
-from headway.rpc.block_messages import Carrier, open_cuda, share_cuda
-from headway.rpc.block_server import BlockAt, BlockServer
-from headway.rpc.engine_client import EngineClient
-from headway.rpc.messages import AddRequest
 from headway.sampling_params import SamplingParams
+from headway.transfer.block_client import PeerBlocks
+from headway.transfer.block_messages import Carrier, open_cuda, share_cuda
+from headway.transfer.block_server import BlockAt, BlockServer
+from headway.transfer.host_blocks import HostBlocks, _as_bytes
+from headway.wire.messages import AddRequest
 from tests.unit.models.tiny import hf_model, save_folder
 
 if TYPE_CHECKING:
-    from headway.kv.block_store import Slot
+    from headway.transfer.block_store import Slot
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")]
 

@@ -18,16 +18,16 @@ import torch
 from headway import LLM, SamplingParams
 from headway.core import HostTier
 from headway.errors import EngineDeadError
-from headway.kv.block_store import Done
-from headway.kv.disk_store import DiskStore
 from headway.sampling_params import StructuredOutputsParams
+from headway.transfer.block_store import Done
+from headway.transfer.disk_store import DiskStore
 from tests.integration.test_tensor_parallel import children, tokens
 from tests.unit.loader.test_quantized_weights import write, write_gguf
 from tests.unit.models.tiny import hf_model, save_folder
 from tests.unit.tokenizer.small import trained_backend
 
 if TYPE_CHECKING:
-    from headway.kv.block_store import Slot
+    from headway.transfer.block_store import Slot
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

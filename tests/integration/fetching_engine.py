@@ -6,8 +6,8 @@ from typing import Any
 
 from headway.core import HostTier
 from headway.engine.llm_engine import LLMEngine
-from headway.kv.host_blocks import HostBlocks
-from headway.rpc import engine_process
+from headway.engine_process import main as engine_process
+from headway.transfer.host_blocks import HostBlocks
 
 
 def create_engine(options: dict[str, Any]) -> LLMEngine:

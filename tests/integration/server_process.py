@@ -45,7 +45,7 @@ class ServerProcess:
         return [
             pid
             for pid in children(self.front_end_pid)
-            if b"headway.rpc.engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"headway.engine_process.main" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
 
     @property

@@ -19,14 +19,14 @@ from headway import LLM, SamplingParams
 from headway.core import HostTier
 from headway.engine import engine_core
 from headway.errors import ConfigError
-from headway.kv.host_blocks import HostBlocks
-from headway.rpc.backoff import Backoff
-from headway.rpc.engine_client import EngineClient
-from headway.rpc.messages import AddRequest
+from headway.front.backoff import Backoff
+from headway.front.engine_client import EngineClient
+from headway.transfer.host_blocks import HostBlocks
+from headway.wire.messages import AddRequest
 from tests.integration.conversations import MAX_MODEL_LEN, MAX_TOKENS, Alone, Conversations, greedy
 from tests.integration.server_process import running_server
+from tests.unit.front.served import read, until
 from tests.unit.models.tiny import hf_model, random_prompt, save_folder
-from tests.unit.rpc.served import read, until
 from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM
 
 NUM_KILLS = int(os.environ.get("HEADWAY_KILL_ROUNDS", "4"))

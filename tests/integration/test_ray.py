@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from headway.core.routing import Roles
 from headway.errors import ConfigError, EngineStartError
-from headway.rpc import engine_client
-from headway.rpc.backoff import Backoff
-from headway.rpc.engine_client import EngineClient
-from headway.rpc.messages import AddRequest
-from headway.rpc.ray_cluster import RayCluster
-from headway.rpc.supervision import Patience
+from headway.front import engine_client
+from headway.front.backoff import Backoff
+from headway.front.engine_client import EngineClient
+from headway.front.ray_cluster import RayCluster
+from headway.front.roles import Roles
+from headway.front.supervision import Patience
 from headway.sampling_params import SamplingParams
-from tests.unit.rpc.served import FACTORY, ROOT, all_ready, expected, kill, read, text_of
+from headway.wire.messages import AddRequest
+from tests.unit.front.served import FACTORY, ROOT, all_ready, expected, kill, read, text_of
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
@@ -151,7 +151,7 @@ def test_an_engine_that_cannot_be_built_says_why(nodes: Any) -> None:
 
 
 def test_a_cluster_without_room_says_so(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.rpc.ray_cluster.PLACED_S", 3.0)
+    monkeypatch.setattr("headway.front.ray_cluster.PLACED_S", 3.0)
 
     async def test() -> None:
         engine = client(nodes, replicas=3, name="many")

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from headway import LLM, AsyncLLM, SamplingParams
+from headway.front.supervision import Patience, Replica
 from headway.outputs import LogprobsOfOnePosition, RequestOutput
-from headway.rpc.supervision import Patience, Replica
 from headway.sampling_params import StructuredOutputsParams
 from tests.integration.prompts import PROMPTS
-from tests.unit.rpc.served import until
+from tests.unit.front.served import until
 
 Logprobs = Sequence[LogprobsOfOnePosition | None] | None
 

@@ -18,16 +18,16 @@ import httpx
 import pytest
 
 from headway import LLM, AsyncLLM, SamplingParams
-from headway.core.routing import Roles
 from headway.errors import ConfigError
-from headway.rpc import engine_client
-from headway.rpc.engine_client import EngineClient
-from headway.rpc.engine_stats import EngineStats
-from headway.rpc.messages import AddRequest
-from headway.rpc.supervision import options_apart
+from headway.front import engine_client
+from headway.front.engine_client import EngineClient
+from headway.front.placement import options_apart
+from headway.front.roles import Roles
+from headway.wire.engine_stats import EngineStats
+from headway.wire.messages import AddRequest
 from tests.integration.server_process import ServerProcess, running_server
 from tests.integration.test_resumption import PARAMS, Answers, Asked, answers, answers_of
-from tests.unit.rpc.served import all_ready, kill, read, until
+from tests.unit.front.served import all_ready, kill, read, until
 
 Start = Callable[..., AsyncLLM]
 

@@ -40,7 +40,7 @@ PHASES = ["coverage", "fuzzing"] if NUM_EXAMPLES else ["fuzzing"]
 FACTORY = (
     ()
     if os.environ.get("HEADWAY_FUZZ_MODEL")
-    else ("--engine-factory", "headway.rpc.engine_without_model:create_engine")
+    else ("--engine-factory", "headway.engine_process.engine_without_model:create_engine")
 )
 PATIENCE_S = 30.0
 CHECKS = [

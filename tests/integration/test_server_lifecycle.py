@@ -21,7 +21,7 @@ import pytest
 
 from tests.integration.server_process import ServerProcess, children, running_server
 
-FACTORY = "headway.rpc.engine_without_model:create_engine"
+FACTORY = "headway.engine_process.engine_without_model:create_engine"
 ENDLESS = {"prompt": "Hi", "max_tokens": 8000, "stream": True}
 NUM_STREAMS = 32
 IDLE_S = 1.5

@@ -16,7 +16,7 @@ import pytest
 from headway.server.admission.service_classes import EXAMPLE
 from tests.integration.server_process import ServerProcess, running_server
 
-FACTORY = "headway.rpc.engine_without_model:create_engine"
+FACTORY = "headway.engine_process.engine_without_model:create_engine"
 
 
 @pytest.fixture(scope="module")

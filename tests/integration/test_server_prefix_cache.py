@@ -15,7 +15,7 @@ import pytest
 
 from tests.integration.server_process import ServerProcess, running_server
 
-FACTORY = ("--engine-factory", "headway.rpc.engine_without_model:create_engine", "--no-access-log")
+FACTORY = ("--engine-factory", "headway.engine_process.engine_without_model:create_engine", "--no-access-log")
 KEYS = ("--api-key", "alice", "--api-key", "bob")
 BLOCK_SIZE, NUM_BLOCKS = 16, 64
 PROMPT = "The metro of Porto has six lines, and all of them meet at one station in the middle of the town. "

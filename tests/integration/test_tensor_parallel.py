@@ -23,17 +23,18 @@ from headway import LLM, AsyncLLM, SamplingParams, native
 from headway.errors import ConfigError, EngineDeadError
 from headway.executor import ranks
 from headway.executor.ranks import RanksExecutor
+from headway.front.placement import EngineSpec, divided
+from headway.front.supervision import Replica
 from headway.layers.collectives import Collectives, Meeting, SharedMemoryCollectives, ThreadCollectives
 from headway.layers.quantized_weight import QuantizedWeight, dequantised, quantise
 from headway.loader import open_checkpoint
 from headway.models.decoder_config import Shard
-from headway.rpc.supervision import EngineSpec, Replica, divided
 from tests.integration.every_kind import answers
 from tests.integration.test_resumption import PARAMS as KINDS
 from tests.integration.test_resumption import answers as streamed
+from tests.unit.front.served import until
 from tests.unit.loader.test_quantized_weights import FORMATS, GGUF_TYPES, write, write_gguf
 from tests.unit.models.tiny import FAMILIES, hf_model, random_prompt, save_folder
-from tests.unit.rpc.served import until
 
 SMALL: dict[str, Any] = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 4, "num_kv_blocks": 64}
 TIGHT: dict[str, Any] = {**SMALL, "num_kv_blocks": 14, "block_size": 4, "max_num_batched_tokens": 9}

@@ -46,7 +46,7 @@ MAX_GROWTH_BYTES = 128 * 2**20
 
 def create_engine(options: dict[str, Any]) -> LLMEngine:
     """An engine without a model whose steps take a while, so that streams go on without taking a core."""
-    from headway.rpc import engine_without_model  # torch; the observer needs none of it
+    from headway.engine_process import engine_without_model  # torch; the observer needs none of it
 
     return engine_without_model.create_engine({"step_s": STEP_S, **options})
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.rpc.messages import RequestTimings
-from headway.rpc.request_phases import RequestPhases
+from headway.front.request_phases import RequestPhases
+from headway.wire.messages import RequestTimings
 
 SHORT_S = st.floats(0.0, 100.0)
 NOTHING_S = 1e-6

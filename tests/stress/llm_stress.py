@@ -33,7 +33,7 @@ from headway.errors import RequestFailedError
 from headway.outputs import CompletionOutput
 from tests.integration.attack_observer import memory_bytes
 from tests.unit.engine.scripted_logprobs import VOCAB_SIZE, ScriptedExecutor, make_engine
-from tests.unit.rpc.small_engine import small_tokenizer
+from tests.unit.engine_process.small_engine import small_tokenizer
 
 MODES = ("continuous", "static", "dynamic")
 PHASE_S = 3.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from headway.rpc.engine_stats import EngineStats
+from headway.wire.engine_stats import EngineStats
 
 
 def engine_stats(**numbers: Any) -> EngineStats:

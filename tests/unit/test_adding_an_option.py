@@ -21,11 +21,11 @@ from headway.core.request_options import RequestOptions
 from headway.engine.llm_engine import LLMEngine
 from headway.errors import InvalidRequestError
 from headway.llm import LLM
-from headway.rpc.messages import AddRequest, decode_to_engine, encode
+from headway.wire.messages import AddRequest, decode_to_engine, encode
 from headway.sampling_params import SamplingParams
 from tests.unit.server.fake_engine import FakeServer
-from tests.unit.rpc.scripted_channel import run
-from tests.unit.rpc.small_engine import create_engine
+from tests.unit.engine_process.scripted_channel import run
+from tests.unit.engine_process.small_engine import create_engine
 
 PARAMS = SamplingParams(max_tokens=2)
 SLO = {"scheduling_policy": "slo", "max_num_seqs": 1, "starvation_ms": 0.0}

@@ -22,10 +22,10 @@ from headway.errors import (
     RequestFailedError,
     RequestTooLargeError,
 )
-from tests.unit.rpc.served import PROMPT, expected
+from tests.unit.front.served import PROMPT, expected
 
-SLOW = "tests.unit.rpc.small_engine:create_slow_engine"
-WITHOUT_MODEL = "headway.rpc.engine_without_model:create_engine"
+SLOW = "tests.unit.engine_process.small_engine:create_slow_engine"
+WITHOUT_MODEL = "headway.engine_process.engine_without_model:create_engine"
 LONG = SamplingParams(max_tokens=4000)
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from headway.child_process import python_command
-from headway.rpc.channel import FrameReader, pack
-from headway.rpc.messages import Start, StartUpFailed, decode_from_engine
+from headway.wire.frames import FrameReader, pack
+from headway.wire.messages import Start, StartUpFailed, decode_from_engine
 
 PACKAGE = Path(__file__).parents[2] / "src" / "headway"
 PLANTED = "open('imported', 'w').close()\n"
@@ -59,7 +59,7 @@ def test_a_factory_in_the_working_directory_is_found_behind_all_other_modules(tm
     (tmp_path / "msgspec.py").write_text(PLANTED)
     (tmp_path / "own_factory.py").write_text("def make(options): raise ValueError(options['model'])\n")
     ours, theirs = socket.socketpair()
-    command = python_command("headway.rpc.engine_process", "--fd", str(theirs.fileno()))
+    command = python_command("headway.engine_process.main", "--fd", str(theirs.fileno()))
     process = subprocess.Popen(
         [*command, "--factory", "own_factory:make"],
         cwd=tmp_path,

@@ -7,7 +7,7 @@ from typing import Annotated
 import pytest
 
 from headway.counters import Counter, Gauge, Statistics, field
-from headway.rpc.engine_stats import EngineStats
+from headway.wire.engine_stats import EngineStats
 
 
 class Tree(Statistics):

@@ -150,7 +150,7 @@ def stored_weights() -> None:
 
 
 def blocks_to_the_host() -> None:
-    from headway.kv.staged_copies import BlockLayout, move_blocks
+    from headway.transfer.staged_copies import BlockLayout, move_blocks
 
     layout = BlockLayout.of([_empty(NUM_BLOCKS, num_bytes, dtype=torch.uint8) for num_bytes in (2**17, 2**17)])
     pieces, blocks = _empty(16, 2**18, dtype=torch.uint8), _empty(16, dtype=torch.int64)

@@ -23,7 +23,19 @@ MODULES = {
 
 MOST_CONFIG_MODULES = 12
 # The way of the configuration down to the kernels. Commands, the server and the lab make one, and hand it over.
-ENGINE_PACKAGES = ("llm", "async_llm", "rpc", "engine", "executor", "worker", "runner", "loader", "models", "core")
+ENGINE_PACKAGES = (
+    "llm",
+    "async_llm",
+    "front",
+    "engine_process",
+    "engine",
+    "executor",
+    "worker",
+    "runner",
+    "loader",
+    "models",
+    "core",
+)
 TENSOR_PACKAGES = ("runner", "models", "layers", "attention", "quantization", "kv", "native")
 
 

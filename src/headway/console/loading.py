@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from headway.config import EngineConfig
+from headway.engine_process.main import spare_the_collector
 from headway.progress import meter, showing
-from headway.rpc.engine_process import spare_the_collector
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine

@@ -24,8 +24,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
 from headway.core.blocks import CachedBlock, tail_digest
+from headway.core.cache_report import CacheChanges
 from headway.core.eviction import EvictionPolicy, EvictionQueue, LeastRecentlyUsed
-from headway.core.routing import CacheChanges
 from headway.counters import Counter, Statistics
 
 MAX_TAILS = 32

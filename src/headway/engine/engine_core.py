@@ -40,9 +40,9 @@ from headway.core.scheduler_output import BlockMoves
 from headway.engine.step_report import BatchSnapshot, StepReport
 from headway.errors import EngineDeadError
 from headway.executor import Executor, PendingStep, UnsampledStep
-from headway.kv.block_store import BlockTransfers
 from headway.structured.guides import GuidedStep, GuideEnd, Guides
 from headway.tracing import span
+from headway.transfer.block_store import BlockTransfers
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from headway.core.scheduler_output import BlockMoves, SchedulerOutput
-from headway.kv.block_store import BlockTransfers
 from headway.runner.base import PendingStep, UnsampledStep
+from headway.transfer.block_store import BlockTransfers
 
 __all__ = ["Executor", "PendingStep", "UnsampledStep"]
 

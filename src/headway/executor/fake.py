@@ -15,8 +15,8 @@ from headway.core.scheduler_output import (
     ScheduledRequest,
     SchedulerOutput,
 )
-from headway.kv.block_store import BlockTransfers
 from headway.structured.guides import TokenMasks
+from headway.transfer.block_store import BlockTransfers
 
 NextToken = Callable[[str, int], int]
 """(request id, number of tokens it has) → the next token."""

@@ -8,10 +8,10 @@ from headway.config import ResolvedConfig
 from headway.core.scheduler_output import BlockMoves, SchedulerOutput
 from headway.errors import ConfigError
 from headway.executor import PendingStep, UnsampledStep
-from headway.kv.block_store import BlockTransfers
 from headway.models.assembly import Progress
 from headway.models.checkpoint import Checkpoint
 from headway.runner import Runner
+from headway.transfer.block_store import BlockTransfers
 from headway.worker.memory_plan import MemoryPlan
 from headway.worker.model_worker import ModelWorker
 

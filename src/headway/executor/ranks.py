@@ -44,8 +44,6 @@ from headway.core.scheduler_output import BlockMoves, ModelRunnerOutput, Schedul
 from headway.errors import ConfigError, EngineDeadError, HeadwayError
 from headway.executor import PendingStep, UnsampledStep
 from headway.executor.rank_life import SILENT_S, LifeWatch
-from headway.kv.block_store import BlockTransfers, Slots
-from headway.kv.host_blocks import SharedSlots
 from headway.layers.collectives import (
     Absent,
     Collectives,
@@ -61,11 +59,13 @@ from headway.models.checkpoint import Checkpoint
 from headway.models.decoder_config import Shard
 from headway.runner import Runner
 from headway.structured.guides import TokenMasks
+from headway.transfer.block_store import BlockTransfers, Slots
+from headway.transfer.host_blocks import SharedSlots
 from headway.worker.memory_plan import MemoryPlan
 from headway.worker.model_worker import ModelWorker
 
 if TYPE_CHECKING:
-    from headway.kv.block_store import Slot
+    from headway.transfer.block_store import Slot
 
 logger = logging.getLogger(__name__)
 

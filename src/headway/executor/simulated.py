@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from headway.core.scheduler_output import BlockMoves, ModelRunnerOutput, SampledTokens, SchedulerOutput
-from headway.kv.block_store import BlockTransfers, Transferred
+from headway.transfer.block_store import BlockTransfers, Transferred
 
 StepTime = Callable[[SchedulerOutput], float]
 """A planned step → how many seconds it takes the device."""

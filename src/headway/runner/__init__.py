@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from headway.runner.base import PagedModel, PendingStep, Runner, RunnerSettings, UnsampledStep
 
 if TYPE_CHECKING:
-    from headway.kv.host_blocks import HostBlocks
+    from headway.transfer.host_blocks import HostBlocks
 
 __all__ = ["PagedModel", "PendingStep", "Runner", "RunnerSettings", "UnsampledStep", "create_runner"]
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import torch
 
     from headway.attention import AttentionBackend
-    from headway.kv.block_store import BlockTransfers
     from headway.models.decoder import Decoder
+    from headway.transfer.block_store import BlockTransfers
 
 
 class PendingStep(Protocol):

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from headway import native
 from headway.attention.base import AttentionBatch
-from headway.kv.host_blocks import HostBlocks
 from headway.runner.base import PagedModel, RunnerSettings
 from headway.runner.cpu_sampling import CpuSampling
 from headway.runner.draft_model import DraftModel
 from headway.runner.rows import RowTable, StepRows
 from headway.runner.sampler import Int32Array, Sampler, Seat
 from headway.runner.step_runner import StepRunner
+from headway.transfer.host_blocks import HostBlocks
 
 
 def create_eager_runner(

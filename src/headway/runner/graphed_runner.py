@@ -18,7 +18,6 @@ from torch import Tensor
 
 from headway.attention import AttentionBatch, DividesWork
 from headway.attention.base import MAX_FUSED_REQUESTS
-from headway.kv.host_blocks import HostBlocks
 from headway.models.decoder import Decoder
 from headway.runner.base import PagedModel, RunnerSettings
 from headway.runner.device_rows import DeviceRows, DeviceStep
@@ -27,6 +26,7 @@ from headway.runner.rows import RowTable, StepRows
 from headway.runner.sampler import Int32Array, Sampler, Seat
 from headway.runner.step_runner import StepRunner
 from headway.runner.triton_sampling import TritonSampling
+from headway.transfer.host_blocks import HostBlocks
 
 # A layer's kernels are launched in 0.3 to 0.8 ms and computed at some 600 TFLOP/s. With more multiplications per layer
 # than this a step takes at least twice as long to compute as to launch, so that the host is back in time for the tokens

@@ -32,8 +32,6 @@ from headway.core.scheduler_output import (
     SampledTokens,
     SchedulerOutput,
 )
-from headway.kv.block_store import BlockTransfers
-from headway.kv.host_blocks import HostBlocks, apply_moves
 from headway.runner.base import PagedModel, PendingStep, RunnerSettings
 from headway.runner.draft_model import DraftModel
 from headway.runner.logit_edits import LineMasks
@@ -41,6 +39,8 @@ from headway.runner.prompt_readings import logprobs_of_prompts, pooled_prompts
 from headway.runner.rows import RowTable, Stage, StagedStep, StepRows
 from headway.runner.sampler import PendingSample, Sampler, SamplerOutput, StepDrafts
 from headway.structured.guides import TokenMasks
+from headway.transfer.block_store import BlockTransfers
+from headway.transfer.host_blocks import HostBlocks, apply_moves
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""The OpenAI-compatible HTTP server in front of an engine process (see `headway.rpc`)."""
+"""The OpenAI-compatible HTTP server in front of an engine process (see `headway.front`)."""

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.config import check_values, option
-from headway.core.routing import ROUTERS, Roles
 from headway.errors import ConfigError
+from headway.front.roles import Roles
+from headway.front.router import ROUTERS
 from headway.server.admission.queue_shares import TenantLimits
 from headway.structured.answer_formats import REASONING_FORMATS, TOOL_FORMATS
 

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from headway.front.engine_client import Health
+from headway.front.streams import CacheStream, RequestStream, SnapshotStream
 from headway.predict.prediction_thread import PredictionThread
-from headway.rpc.engine_client import Health
-from headway.rpc.engine_stats import EngineStats
-from headway.rpc.messages import AddRequest, EngineReady
-from headway.rpc.streams import CacheStream, RequestStream, SnapshotStream
 from headway.server.admission.queue_limits import BYTES_PER_TOKEN, QueueLimits, Reservation
 from headway.server.admission.service_classes import ONE_CLASS, Scheduling, ServiceClass, ServiceClasses
 from headway.server.admission.tenant_gate import TenantGate, default_most
@@ -30,6 +28,8 @@ from headway.server.server_config import ServerConfig
 from headway.structured.compiling import trie_parts
 from headway.structured.helper_processes import HelperProcesses
 from headway.tokenizer import Tokenizer
+from headway.wire.engine_stats import EngineStats
+from headway.wire.messages import AddRequest, EngineReady
 
 
 class Engine(EngineNumbers, Protocol):

@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from headway.config import EngineConfig, PredictionConfig
-from headway.core.routing import Roles
 from headway.errors import ConfigError
+from headway.front.engine_client import EngineClient
+from headway.front.ray_cluster import RayCluster
+from headway.front.roles import Roles
+from headway.front.scaling import ScalingRule
+from headway.front.supervision import Patience
 from headway.installing import install_extra
 from headway.loader.model_tokenizer import load_model_tokenizer
 from headway.predict import AnswerLengths
 from headway.predict.prediction_thread import PredictionThread
-from headway.rpc.engine_client import EngineClient
-from headway.rpc.ray_cluster import RayCluster
-from headway.rpc.supervision import Patience, ScalingRule
 from headway.server.admission.service_classes import ServiceClasses, read_service_classes
 from headway.server.app import create_app
 from headway.server.http.draining import Drain

@@ -22,9 +22,6 @@ from headway import native
 from headway.attention import create_backend
 from headway.config import ResolvedConfig
 from headway.errors import ConfigError
-from headway.kv.block_store import BlockTransfers
-from headway.kv.disk_store import DiskStore
-from headway.kv.host_blocks import HostBlocks, SharedSlots
 from headway.kv.layer_cache import LayerKVCache
 from headway.layers import create_ops
 from headway.layers.collectives import Collectives
@@ -34,6 +31,9 @@ from headway.models.checkpoint import Checkpoint
 from headway.models.decoder import Decoder
 from headway.models.decoder_config import DecoderConfig
 from headway.runner import PagedModel, Runner, RunnerSettings, create_runner
+from headway.transfer.block_store import BlockTransfers
+from headway.transfer.disk_store import DiskStore
+from headway.transfer.host_blocks import HostBlocks, SharedSlots
 from headway.worker.formats import choose_formats
 from headway.worker.memory_plan import MemoryPlan, free_cuda_bytes, longest_request, plan_memory
 

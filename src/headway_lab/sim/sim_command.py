@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from headway.config import SCHEDULING_POLICIES, did_you_mean
 from headway.console.flags import add_flags, arrival_rate, count
 from headway.console.output_files import check_writable, print_table, write_json, write_text
-from headway.core.routing import TOGETHER, Roles
 from headway.errors import ConfigError
+from headway.front.roles import TOGETHER, Roles
 from headway.progress import progress_bar
 from headway_lab.bench.load_flags import add_judging_flags, judging_of
 from headway_lab.charts.html_page import write_page
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "to the others. (default: %(default)s: all do both)",
     )
     add_link_flags(parser)
-    from headway.core.routing import ROUTERS
+    from headway.front.router import ROUTERS
 
     parser.add_argument(
         "--router",

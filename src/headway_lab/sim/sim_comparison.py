@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from headway.core.routing import Roles
+from headway.front.roles import Roles
 from headway_lab.bench.online_metrics import THIN_MARK, OnlineMetrics, is_thin, thin_note
 from headway_lab.bench.serving_report import SERVED_CAPTION, target_lines
 from headway_lab.bench.slo_targets import Targets, attainment, class_names, own_targets, targets_by_class

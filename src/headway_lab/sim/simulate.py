@@ -24,19 +24,13 @@ from typing import TYPE_CHECKING
 
 from headway.config import CacheConfig
 from headway.core import Request, RequestStatus, RequestUpdate, Scheduler, SchedulerOutput
-from headway.core.routing import (
-    CacheChanges,
-    CacheReport,
-    PrefillChoice,
-    Roles,
-    Router,
-    computes_elsewhere,
-    expected_tokens,
-)
+from headway.core.cache_report import CacheChanges, CacheReport
 from headway.core.scheduler import create_scheduler
 from headway.engine.engine_core import CoreStep, EngineCore
 from headway.errors import ConfigError
 from headway.executor.simulated import Arrivals, SimulatedExecutor, SimulatedTransfers, StepTime, VirtualClock
+from headway.front.roles import PrefillChoice, Roles, computes_elsewhere
+from headway.front.router import Router, expected_tokens
 from headway.settings import CacheSettings, SchedulerSettings
 from headway_lab.bench.replay import Agenda
 from headway_lab.bench.timelines import BatchSample, RequestTimeline, SampleLog, sample_of

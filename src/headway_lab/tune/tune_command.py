@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from headway.config import EngineConfig
 from headway.console.flags import add_flags, count, engine_flags
 from headway.console.output_files import check_writable, print_table, write_json
-from headway.core.routing import TOGETHER
 from headway.errors import ConfigError
+from headway.front.roles import TOGETHER
 from headway.predict.traffic_log import read_traffic
 from headway.progress import meter
 from headway_lab.charts.html_page import write_page
@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Find the fewest replicas of these numbers that keep --slo at this load, e.g. 1-16 or 1,2,4,8, the "
         "options that takes, and by what the next smaller number misses it. More are taken to be no worse.",
     )
-    from headway.core.routing import ROUTERS
+    from headway.front.router import ROUTERS
 
     parser.add_argument(
         "--router",
@@ -315,7 +315,7 @@ def _fewest(
     link: Link,
 ) -> tuple[Fleet, Space]:
     """Of these machines."""
-    from headway.core.routing import ROUTERS
+    from headway.front.router import ROUTERS
     from headway_lab.tune import SearchLimits, Space
     from headway_lab.tune.tune_search import fewest, most_trials
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.config import EngineConfig
-from headway.core.routing import TOGETHER
 from headway.engine.llm_engine import LLMEngine
+from headway.front.roles import TOGETHER
 from headway_lab.bench.online_metrics import OnlineMetrics
 from headway_lab.bench.replay import replay
 from headway_lab.charts import Page, Series, line_chart

@@ -24,8 +24,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from headway.core.routing import TOGETHER, Roles
 from headway.errors import ConfigError
+from headway.front.roles import TOGETHER, Roles
 from headway_lab.bench.online_metrics import OnlineMetrics
 from headway_lab.sim.calibration import Calibration
 from headway_lab.sim.cost_model import Link

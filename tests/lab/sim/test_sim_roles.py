@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from headway.config import CacheConfig, SchedulerConfig
-from headway.core.routing import ROUTERS, Roles
 from headway.errors import ConfigError
+from headway.front.roles import Roles
+from headway.front.router import ROUTERS
 from headway_lab.sim import CostModel, Machine, Simulation, StepWork, simulate
 from headway_lab.sim.cost_model import Link, Ranks
 from headway_lab.sim.simulate import Replica

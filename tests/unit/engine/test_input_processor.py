@@ -14,9 +14,9 @@ from headway import LLM, RequestFailedError, SamplingParams
 from headway.engine.input_processor import core_id
 from headway.errors import InvalidRequestError
 from tests.stress.llm_stress import llm_of
+from tests.unit.engine_process.small_engine import create_engine
 from tests.unit.models.tiny import VOCAB_SIZE, hf_model, save_folder
 from tests.unit.no_model import all_outputs
-from tests.unit.rpc.small_engine import create_engine
 from tests.unit.tokenizer.small import trained_backend
 
 PARAMS = SamplingParams(max_tokens=2)

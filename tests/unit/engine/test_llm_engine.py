@@ -17,8 +17,8 @@ from headway.engine.llm_engine import LLMEngine
 from headway.executor.fake import FakeExecutor, FakeStep
 from headway.outputs import Logprob, Told
 from headway.sampling_params import SamplingParams
+from tests.unit.engine_process.small_engine import create_engine, small_tokenizer
 from tests.unit.no_model import all_outputs, engine_on
-from tests.unit.rpc.small_engine import create_engine, small_tokenizer
 
 
 class Executor(FakeExecutor):

@@ -12,7 +12,7 @@ from headway.engine.llm_engine import LLMEngine
 from headway.errors import InvalidRequestError
 from headway.llm import LLM
 from headway.sampling_params import SamplingParams
-from tests.unit.rpc.small_engine import create_engine
+from tests.unit.engine_process.small_engine import create_engine
 from tests.unit.server.fake_engine import small_tokenizer
 
 PARAMS = SamplingParams(max_tokens=2)

@@ -12,7 +12,7 @@ from headway.engine.llm_engine import LLMEngine
 from headway.outputs import CompletionOutput
 from headway.sampling_params import SamplingParams
 from tests.unit.engine.scripted_logprobs import VOCAB_SIZE, make_engine, run_to_end
-from tests.unit.rpc.small_engine import small_tokenizer
+from tests.unit.engine_process.small_engine import small_tokenizer
 
 TOKENIZER = small_tokenizer()
 LETTERS = [TOKENIZER.decode([token_id]) for token_id in range(3, VOCAB_SIZE)]

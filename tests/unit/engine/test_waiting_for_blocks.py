@@ -16,13 +16,14 @@ from headway.core.scheduler_output import BlockMoves, SchedulerOutput
 from headway.engine import engine_core
 from headway.engine.engine_thread import EngineThread
 from headway.engine.llm_engine import LLMEngine
+from headway.engine_process import engine_loop
+from headway.engine_process.engine_loop import EngineLoop
 from headway.executor.fake import FakeExecutor
-from headway.kv.block_store import BlockStore, BlockTransfers, Done
-from headway.rpc import engine_loop
-from headway.rpc.channel import ChannelClosedError, EngineChannel, FrameReader, pack
-from headway.rpc.engine_loop import EngineLoop
-from headway.rpc.messages import AddRequest, StepBatch, decode_from_engine
 from headway.sampling_params import SamplingParams
+from headway.transfer.block_store import BlockStore, BlockTransfers, Done
+from headway.wire.channel import ChannelClosedError, EngineChannel
+from headway.wire.frames import FrameReader, pack
+from headway.wire.messages import AddRequest, StepBatch, decode_from_engine
 from tests.unit.no_model import all_outputs, engine_on
 
 THERE = RequestOptions(blocks_at="there:1")

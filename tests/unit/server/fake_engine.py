@@ -12,12 +12,10 @@ import numpy as np
 from starlette.types import ASGIApp, Message, Scope
 
 from headway.errors import EngineUnavailableError
+from headway.front.engine_client import Health
+from headway.front.streams import CacheEvent, CacheStream, RequestStream, SnapshotStream, present_state
 from headway.outputs import SilentProgress
 from headway.predict.prediction_thread import PredictionThread
-from headway.rpc.engine_client import Health
-from headway.rpc.engine_stats import EngineStats
-from headway.rpc.messages import AddRequest, Delta, EngineReady, RequestTimings, TokenLogprob
-from headway.rpc.streams import CacheEvent, CacheStream, RequestStream, SnapshotStream, present_state
 from headway.server.admission.service_classes import ONE_CLASS, ServiceClasses
 from headway.server.app import create_app
 from headway.server.server_config import ServerConfig
@@ -25,6 +23,8 @@ from headway.server.services import Services
 from headway.structured.helper_jobs import do_job
 from headway.structured.helper_processes import Limits
 from headway.tokenizer import Tokenizer, tokenizer_from_gguf
+from headway.wire.engine_stats import EngineStats
+from headway.wire.messages import AddRequest, Delta, EngineReady, RequestTimings, TokenLogprob
 from tests.unit.engine_stats import engine_stats
 from tests.unit.tokenizer.small import byte_level_metadata
 

@@ -23,15 +23,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
+from headway.engine_process.engine_report import EngineCounters, SnapshotMaker
 from headway.executor.fake import FakeExecutor
-from headway.rpc.engine_client import Health
-from headway.rpc.engine_report import EngineCounters, SnapshotMaker
-from headway.rpc.engine_stats import EngineStats
-from headway.rpc.messages import BlockSnapshot, EngineReady, StepSnapshot
-from headway.rpc.streams import SnapshotStream
+from headway.front.engine_client import Health
+from headway.front.streams import SnapshotStream
 from headway.sampling_params import SamplingParams
 from headway.server.api.api_errors import ApiError
 from headway.server.live.live_page import LiveHubs, live_routes
+from headway.wire.engine_stats import EngineStats
+from headway.wire.messages import BlockSnapshot, EngineReady, StepSnapshot
 from tests.unit.no_model import nominal_config, nominal_plan
 
 MAX_MODEL_LEN, VOCAB_SIZE = 2048, 49152

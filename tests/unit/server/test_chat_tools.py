@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from headway.errors import ConfigError
-from headway.rpc.messages import Delta
 from headway.sampling_params import SamplingParams
 from headway.server.api import jobs
 from headway.server.server_config import ServerConfig
 from headway.structured.answer_formats import TOOL_FORMATS
 from headway.tokenizer import Tokenizer
+from headway.wire.messages import Delta
 from tests.unit.server.fake_engine import (
     CHAT_TEMPLATE,
     HI,

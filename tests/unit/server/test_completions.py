@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headway.rpc.messages import Delta
 from headway.sampling_params import SamplingParams
+from headway.wire.messages import Delta
 from tests.unit.server.fake_engine import (
     COMPLETIONS,
     EMBEDDINGS,

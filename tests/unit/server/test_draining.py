@@ -8,9 +8,9 @@ import json
 import httpx
 import pytest
 
-from headway.rpc.messages import Delta
 from headway.server.http.draining import Drain
 from headway.server.metrics.access_log import AccessRecord
+from headway.wire.messages import Delta
 from tests.unit.clock import Clock
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, until
 from tests.unit.server.test_http_server import HEAD, Client, listening, post

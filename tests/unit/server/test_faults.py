@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from headway.front.engine_client import Health
 from headway.outputs import SilentProgress
-from headway.rpc.engine_client import Health
-from headway.rpc.engine_stats import EngineStats
-from headway.rpc.messages import Delta
 from headway.server.api.requests import CompletionRequest
 from headway.server.http import asgi_io
 from headway.server.http.asgi_io import decode_json
+from headway.wire.engine_stats import EngineStats
+from headway.wire.messages import Delta
 from tests.unit.server.fake_engine import (
     CHAT,
     COMPLETIONS,

@@ -18,8 +18,8 @@ assert model_name(None) and AsyncLLM()
 assert load_model_tokenizer(ModelConfig()) is not None
 """
 ENGINE_WITHOUT_MODEL = """
-import headway.rpc.engine_process
-from headway.rpc.engine_without_model import create_engine
+import headway.engine_process.main
+from headway.engine_process.engine_without_model import create_engine
 
 assert create_engine({}).core is not None
 """

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from headway.engine.llm_engine import LLMEngine
+from headway.engine_process import main as engine_process
 from headway.predict import AnswerLengths, PromptView, TrafficLog, prediction_thread
 from headway.predict.prediction_thread import Ended, PredictionThread
-from headway.rpc import engine_process
-from headway.rpc.messages import Delta
+from headway.wire.messages import Delta
 from tests.unit.predict.predictors import BrokenPredictor, Predictor
 from tests.unit.server.fake_engine import COMPLETIONS, FakeEngine, FakeServer, events, run, until
 from tests.unit.server.test_info import samples

@@ -16,10 +16,7 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from headway.console.flags import engine_flags
-from headway.rpc import messages
-from headway.rpc.engine_client import Health
-from headway.rpc.engine_stats import EngineStats
-from headway.rpc.messages import BlockMap, BlockRun, SnapshotRow, StepSnapshot, WaitingRow
+from headway.front.engine_client import Health
 from headway.server.app import create_app
 from headway.server.live import live_page
 from headway.server.live.batch_advice import GROWTH_WINDOW_S, Trend, Vitals, advise
@@ -35,6 +32,9 @@ from headway.server.live.batch_frames import (
 )
 from headway.server.live.live_page import MAX_QUEUED_EVENTS, LiveHub, LiveHubs, live_routes
 from headway.server.metrics.server_metrics import RecentTimes, percentile
+from headway.wire import messages
+from headway.wire.engine_stats import EngineStats
+from headway.wire.messages import BlockMap, BlockRun, SnapshotRow, StepSnapshot, WaitingRow
 from tests.unit.engine_stats import engine_stats
 from tests.unit.server.fake_engine import FakeServer, until
 from tests.unit.server.scripted_engine import ScriptedEngine, ScriptedReplicas

@@ -11,14 +11,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway.core.request_options import RequestOptions
-from headway.rpc.engine_client import EngineClient, _Open
-from headway.rpc.engine_stats import EngineStats
-from headway.rpc.messages import AddRequest, Delta, StepBatch
-from headway.rpc.streams import RequestStream
+from headway.front.engine_client import EngineClient, _Open
+from headway.front.streams import RequestStream
 from headway.sampling_params import SamplingParams
 from headway.server.admission.queue_limits import QueueLimits, Reservation
 from headway.server.admission.service_classes import ServiceClass, ServiceClasses
 from headway.server.api.api_errors import ApiError
+from headway.wire.engine_stats import EngineStats
+from headway.wire.messages import AddRequest, Delta, StepBatch
 from tests.unit.clock import Clock
 from tests.unit.engine_stats import engine_stats
 from tests.unit.server.fake_engine import COMPLETIONS, FakeEngine, FakeServer, RawClient, until

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
-from headway.rpc.engine_client import Health
+from headway.front.engine_client import Health
 from tests.unit.server.browser import DRAWN_TEXT, PHONE, WIDE, ask, number, picture, pixels, wait_for_text, wait_until
 from tests.unit.server.http_thread import serving
 from tests.unit.server.scripted_engine import ScriptedEngine, ScriptedReplicas, create_app

@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
-from headway.rpc.engine_client import Health
-from headway.rpc.messages import AddRequest, Delta
+from headway.front.engine_client import Health
 from headway.server.http.http_server import bind, create_server
 from headway.server.server_config import ServerConfig
+from headway.wire.messages import AddRequest, Delta
 from tests.stress.small_proxy import SmallProxy
 from tests.stress.steady_clients import load
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, until

@@ -9,7 +9,7 @@ import pytest
 
 from headway.core.request_options import RequestOptions
 from headway.server.admission.service_classes import ServiceClass, ServiceClasses, parse_service_classes
-from tests.unit.rpc.scripted_channel import add, run
+from tests.unit.engine_process.scripted_channel import add, run
 from tests.unit.server.fake_engine import CHAT, COMPLETIONS, FakeEngine, FakeServer, engine_ready
 
 CLASSES = ServiceClasses(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from headway.outputs import SilentProgress
-from headway.rpc.messages import Delta
 from headway.sampling_params import SamplingParams
+from headway.wire.messages import Delta
 from tests.unit.server.fake_engine import (
     BEAMS,
     BEST,

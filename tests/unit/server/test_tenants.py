@@ -9,8 +9,7 @@ import pytest
 
 from headway.core.request_options import RequestOptions
 from headway.errors import EngineUnavailableError
-from headway.rpc.messages import AddRequest, Delta
-from headway.rpc.streams import RequestStream
+from headway.front.streams import RequestStream
 from headway.sampling_params import SamplingParams
 from headway.server.admission.queue_limits import QueueLimits, Reservation
 from headway.server.admission.queue_shares import TenantLimits
@@ -18,6 +17,7 @@ from headway.server.admission.service_classes import ServiceClass, ServiceClasse
 from headway.server.admission.tenant_gate import TenantGate, default_most
 from headway.server.api.api_errors import ApiError
 from headway.server.server_config import ServerConfig
+from headway.wire.messages import AddRequest, Delta
 from tests.unit.server.fake_engine import COMPLETIONS, FakeEngine, FakeServer, until
 
 ALICE, BOB = {"authorization": "Bearer alice"}, {"authorization": "Bearer bob"}

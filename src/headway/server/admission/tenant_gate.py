@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from headway.errors import HeadwayError, InvalidRequestError
-from headway.rpc.messages import AddRequest, Delta
-from headway.rpc.streams import RequestStream
+from headway.front.streams import RequestStream
+from headway.wire.messages import AddRequest, Delta
 
 SPARE_PART = 8
 """For every so many seats the engine has one request more of a tenant, which takes a seat as soon as one is free."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from headway.rpc.messages import Delta, PositionLogprobs
 from headway.structured.answer_parser import AnswerParser
 from headway.structured.answer_pieces import CallArguments, CallBegin, ContentPiece, Piece, ReasoningPiece
+from headway.wire.messages import Delta, PositionLogprobs
 
 BlockKind = Literal["text", "reasoning", "call"]
 

@@ -17,7 +17,6 @@ from typing import Any, Literal, cast
 import msgspec
 
 from headway.outputs import shortened
-from headway.rpc.messages import Delta, PositionLogprobs
 from headway.server.api.answers import (
     AnswerFunction,
     AnswerMessage,
@@ -50,6 +49,7 @@ from headway.server.api.requests import EmbeddingRequest
 from headway.server.api.turns import JsonList, Turns, written_in_turns
 from headway.structured.answer_pieces import CallArguments, CallBegin, ContentPiece, Piece, ReasoningPiece
 from headway.structured.answer_spec import AnswerSpec
+from headway.wire.messages import Delta, PositionLogprobs
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode

@@ -9,9 +9,9 @@ from typing import Literal
 import msgspec
 from starlette.responses import Response
 
-from headway.rpc.messages import PositionLogprobs, TokenLogprob
 from headway.server.api.jobs import Job
 from headway.server.api.prompts import PromptMaker
+from headway.wire.messages import PositionLogprobs, TokenLogprob
 
 FinishReason = Literal["stop", "length"]
 ChatFinishReason = Literal["stop", "length", "tool_calls"]

@@ -18,7 +18,7 @@ import msgspec
 
 from headway.config import did_you_mean
 from headway.errors import EngineUnavailableError, HeadwayError, InvalidRequestError, RequestTooLargeError
-from headway.rpc.messages import Delta
+from headway.wire.messages import Delta
 
 logger = logging.getLogger(__name__)
 

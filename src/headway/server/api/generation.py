@@ -20,11 +20,10 @@ from types import TracebackType
 from typing import Self
 
 from headway.errors import EngineUnavailableError
+from headway.front.streams import RequestStream, merged
 from headway.outputs import SilentProgress
 from headway.predict import PromptView
 from headway.predict.prediction_thread import Ended, Guesses, PredictionThread
-from headway.rpc.messages import AddRequest, Delta
-from headway.rpc.streams import RequestStream, merged
 from headway.server.admission.queue_limits import Reservation
 from headway.server.api.answers import PromptTokensDetails, Usage
 from headway.server.api.api_errors import ApiError, as_sent, from_delta, unavailable
@@ -34,6 +33,7 @@ from headway.server.http.draining import shutting_down
 from headway.server.metrics.access_log import AccessRecord
 from headway.server.metrics.server_metrics import ServerMetrics
 from headway.server.services import Services
+from headway.wire.messages import AddRequest, Delta
 
 
 class Generation:

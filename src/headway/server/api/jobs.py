@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from headway.core.request_options import RequestOptions
 from headway.errors import InvalidRequestError
 from headway.outputs import check_dimensions
-from headway.rpc.messages import EngineReady
 from headway.sampling_params import SamplingParams, StructuredOutputsParams
 from headway.server.admission.service_classes import Scheduling
 from headway.server.api.answer_specs import (
@@ -29,6 +28,7 @@ from headway.server.api.requests import ChatCompletionRequest, CompletionRequest
 from headway.server.services import Services
 from headway.structured.answer_spec import AnswerSpec
 from headway.structured.grammars import check_bounds
+from headway.wire.messages import EngineReady
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024

@@ -6,11 +6,11 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from headway.rpc.messages import Delta
 from headway.server.api.answer_blocks import AnswerBlocks, Block, BlockChange, Closed, Grown, Opened
 from headway.server.api.api_errors import ApiError
 from headway.server.api.generation import Generation
 from headway.server.api.message_errors import message_error
+from headway.wire.messages import Delta
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 _encode = msgspec.json.Encoder().encode

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from headway.errors import HeadwayError
-from headway.rpc.messages import EngineReady
 from headway.server.api.api_errors import bad_request, prompt_too_long
 from headway.server.api.requests import ChatMessage
 from headway.structured.answer_formats import ToolFormat
@@ -23,6 +22,7 @@ from headway.structured.conversation import chat_text
 from headway.structured.tool_schemas import Tool
 from headway.tokenizer import Tokenizer, spell_bad_words
 from headway.tokenizer.tokenizer import LONG_CHARS, SHORT_CHARS, TokenizerThreads
+from headway.wire.messages import EngineReady
 
 MAX_CHARS_PER_TOKEN = 32
 """No text is longer than so many characters for each token of the context, nor a list of token ids. Text has 3 to 5

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from headway.rpc.messages import Delta, PositionLogprobs
 from headway.server.api.answer_blocks import AnswerBlocks, Block, BlockChange, Closed, Grown, Opened
 from headway.server.api.answers import ChatLogprob, LogprobForm, chat_logprobs
 from headway.server.api.api_errors import ApiError
@@ -15,6 +14,7 @@ from headway.server.api.generation import Generation
 from headway.server.api.prompts import PromptMaker
 from headway.server.api.response_tools import custom_input, sent_tools
 from headway.server.api.responses_api import ResponsesRequest
+from headway.wire.messages import Delta, PositionLogprobs
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 _encode = msgspec.json.Encoder().encode

@@ -21,9 +21,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headway import __version__
+from headway.front.streams import CacheEvent, CacheStream
 from headway.predict import PromptView
-from headway.rpc.messages import Delta, EngineReady
-from headway.rpc.streams import CacheEvent, CacheStream
 from headway.server.admission.service_classes import Scheduling, scheduling_of
 from headway.server.api.answer_writers import (
     ChatEvents,
@@ -63,6 +62,7 @@ from headway.server.http.draining import SHUTTING_DOWN
 from headway.server.metrics import prometheus
 from headway.server.metrics.access_log import AccessRecord
 from headway.server.services import Services
+from headway.wire.messages import Delta, EngineReady
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

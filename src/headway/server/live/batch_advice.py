@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
-from headway.rpc.engine_stats import EngineStats
+from headway.wire.engine_stats import EngineStats
 
 _T = TypeVar("_T")
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-from headway.rpc import messages
-from headway.rpc.messages import BlockMap, SnapshotRow, StepSnapshot
 from headway.server.metrics.server_metrics import RecentTimes
+from headway.wire import messages
+from headway.wire.messages import BlockMap, SnapshotRow, StepSnapshot
 
 MAX_COLUMNS = 40
 """Steps in a frame; of more only the last are drawn."""

@@ -32,13 +32,13 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from headway.rpc.engine_client import Health
-from headway.rpc.engine_stats import EngineStats
-from headway.rpc.messages import BlockSnapshot, EngineReady, Snapshot
+from headway.front.engine_client import Health
 from headway.server.api.api_errors import ApiError, overloaded
 from headway.server.live.batch_advice import Advice, Trend, Vitals, advise
 from headway.server.live.batch_frames import Frame, FrameBuilder, ReplicaLoad, TokenTimes
 from headway.server.metrics.server_metrics import WINDOW_S, RecentShare, RecentTimes, percentile
+from headway.wire.engine_stats import EngineStats
+from headway.wire.messages import BlockSnapshot, EngineReady, Snapshot
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from headway.rpc.messages import RequestTimings
 from headway.server.api.api_errors import ApiError, error_type
+from headway.wire.messages import RequestTimings
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from headway.counters import Counter, Gauge, Number
-from headway.rpc.engine_stats import EngineStats
-from headway.rpc.messages import EngineReady
 from headway.server.admission.queue_limits import QueueLimits
 from headway.server.metrics.server_metrics import Histogram, ServerMetrics
+from headway.wire.engine_stats import EngineStats
+from headway.wire.messages import EngineReady
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "headway:"

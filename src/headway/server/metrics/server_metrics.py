@@ -12,9 +12,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from headway.rpc.engine_stats import EngineStats
-from headway.rpc.messages import RequestTimings
 from headway.server.loop_guard import LoopStalls
+from headway.wire.engine_stats import EngineStats
+from headway.wire.messages import RequestTimings
 
 LATENCY_BUCKETS_S = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),

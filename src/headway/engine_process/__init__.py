@@ -1,0 +1,1 @@
+"""The engine as a process of its own: `python -m headway.engine_process.main`, started by the front end."""

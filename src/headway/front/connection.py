@@ -1,0 +1,216 @@
+"""The front end's end of the socket to an engine process, and where such a process comes from.
+
+On one machine the two processes share a pair of connected Unix sockets and nothing else: if one of them dies, the
+kernel closes its end and the other one learns of it at once. Between machines it is a TCP connection that begins with
+a greeting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+import msgspec
+
+from headway.child_process import python_command
+from headway.errors import EngineStartError
+from headway.wire.frames import BrokenFrameError, FrameReader, pack
+from headway.wire.messages import (
+    CacheNews,
+    EngineReady,
+    FromEngine,
+    Heartbeat,
+    Snapshot,
+    Start,
+    StartUpFailed,
+    StepBatch,
+    decode_from_engine,
+)
+
+logger = logging.getLogger(__name__)
+
+
+EXIT_GRACE_S = 3.0
+"""How long a process may take to exit, beyond what it was given to drain or once its socket is closed."""
+KILLED_S = 2.0
+"""How long the kernel may take to end a process that was killed; one that it cannot end is left to it."""
+News = StepBatch | Snapshot | CacheNews | Heartbeat
+
+
+class EngineProcess(Protocol):
+    """What a connection knows of the process behind it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def kill(self) -> None:
+        """End it without asking; does not block."""
+
+    async def wait(self) -> int:
+        """Until it has ended."""
+
+
+class Home(Protocol):
+    """Where an engine process comes from."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others may use the process, too: it is left alone, unless it hangs."""
+
+    @property
+    def num_gpus(self) -> int:
+        """That the engine has, where that is known."""
+
+    async def open(self, start: Start) -> tuple[socket.socket, EngineProcess]:
+        """A process that waits for its first message, and the connection to it. `EngineStartError` if there is none.
+        `start`: which engine it is to be, or must be already."""
+
+
+@dataclass(frozen=True)
+class LocalHome:
+    """A process of this machine, started for this front end."""
+
+    factory: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Added to this process's."""
+    is_shared: bool = False
+    num_gpus: int = 0
+
+    async def open(self, start: Start) -> tuple[socket.socket, EngineProcess]:
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                return ours, await _spawn(theirs, self.factory, self.environment)
+        except BaseException:
+            ours.close()
+            raise
+
+
+class EngineConnection(asyncio.Protocol):
+    """The front end's end: one life of the engine process (started, ready, gone) and the socket to it."""
+
+    def __init__(self, on_news: Callable[[News], None], on_lost: Callable[[EngineConnection], None]) -> None:
+        """`on_lost` is called once, as soon as no more news can come, also if the engine never got ready."""
+        self.lost = asyncio.Event()
+        self.pid = 0
+        self._on_news = on_news
+        self._on_lost = on_lost
+        self._frames = FrameReader()
+        self._ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
+        self._process: EngineProcess | None = None
+        self._is_shared = False
+        self._transport: asyncio.Transport | None = None
+
+    async def open(self, start: Start, home: Home) -> EngineReady:
+        """Get a process and wait until it is ready. If anything goes wrong, nothing of it stays behind."""
+        try:
+            self._is_shared = home.is_shared
+            ours, self._process = await home.open(start)
+            self.pid = self._process.pid
+            try:
+                await self._attach(ours)
+            except BaseException:
+                if self._transport is None:  # which would own the socket
+                    ours.close()
+                raise
+            self.send(start)
+            return await self._ready
+        except BaseException:
+            await self.end()
+            raise
+
+    async def _attach(self, ours: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        if ours.family == socket.AF_UNIX:
+            await loop.create_unix_connection(lambda: self, sock=ours)
+        else:
+            await loop.create_connection(lambda: self, sock=ours)
+
+    def send(self, message: Any) -> None:
+        """Hand a message to the socket; never blocks. What cannot be packed raises, and nothing is sent."""
+        frame = pack(message)
+        if self._transport is not None:
+            self._transport.write(frame)
+
+    def kill(self) -> None:
+        """End the process without asking it, also one that is stopped. `on_lost` follows at once."""
+        if self._is_shared and self._transport is None:
+            return
+        if self._transport is not None:
+            self._transport.abort()
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def wait_for_exit(self) -> int | None:
+        """The exit status; None if it cannot be known."""
+        return None if self._process is None or self._is_shared else await self._process.wait()
+
+    async def end(self, grace_s: float = 0.0) -> int | None:
+        """Wait `grace_s` for the process to exit, then kill it. Returns the exit status, if there is one."""
+        if self._is_shared:
+            if self._transport is not None:
+                self._transport.abort()
+            return None
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(self.wait_for_exit(), grace_s)
+        self.kill()
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(self.wait_for_exit(), KILLED_S)
+        logger.error("the engine process %d does not end although it was killed", self.pid)
+        return None
+
+    # ---- called by the event loop ---------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is in the event loop."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Take whole messages out of what came."""
+        try:
+            for payload in self._frames.feed(data):
+                self._take(decode_from_engine(payload))
+        except (BrokenFrameError, msgspec.DecodeError) as error:
+            logger.error("the engine process sent something that is no message (%s); it is ended", error)
+            self.kill()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The process closed its end, or died."""
+        self._transport = None
+        if not self._ready.done():
+            self._ready.set_exception(EngineStartError("The engine process ended while it was starting."))
+            self._ready.exception()  # marks it as seen: the task that waited for it may have been cancelled
+        self.lost.set()
+        self._on_lost(self)
+
+    def _take(self, message: FromEngine) -> None:
+        if isinstance(message, EngineReady):
+            self._ready.set_result(message)
+        elif isinstance(message, StartUpFailed):
+            self._ready.set_exception(EngineStartError(message.message))
+        else:
+            self._on_news(message)
+
+
+async def _spawn(
+    inherited: socket.socket, factory: str | None, environment: Mapping[str, str]
+) -> asyncio.subprocess.Process:
+    """The child gets one end of the socket pair, no input, and the front end's standard error for its log."""
+    command = python_command("headway.engine_process.main", "--fd", str(inherited.fileno()))
+    return await asyncio.create_subprocess_exec(
+        *command,
+        *([] if factory is None else ["--factory", factory]),
+        stdin=asyncio.subprocess.DEVNULL,
+        pass_fds=(inherited.fileno(),),
+        env={**os.environ, **environment},
+    )

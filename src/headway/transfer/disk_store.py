@@ -1,0 +1,431 @@
+"""KV blocks in a folder, one file each, which outlive the process and may be shared by several engines.
+
+    DIR/headway-<user>/<fingerprint>/    a folder of this user's alone (`cache_dir.private_folder`), and in it:
+    <digest>.kv        header (magic, version, length, checksum), then the bytes of a slot
+    <digest>.*.tmp     being written, and locked meanwhile; without a lock, its writer is dead
+
+The fingerprint is of all that keys and values depend on beside the tokens: weights, number formats, layout. An engine
+looks only into its own folder. The limit of size is for all of them, and files used longest ago are deleted first,
+whosever they are; when a file was last used is its time of modification.
+
+Nothing is flushed to the disk, since nothing depends on it: a name appears only when its file has been written, and
+what a crash of the machine leaves of one is found out by its checksum. A checksum is no signature, so files that
+another user may have written are not read. A file that is wrong in any way is deleted and was never there. If files
+cannot be written, that is said once, and tried again after a while; if they cannot be read, blocks are computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import itertools
+import logging
+import os
+import queue
+import re
+import stat
+import struct
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.cache_dir import private_folder, why_not_writable
+from headway.core.blocks import DIGEST_BYTES
+from headway.errors import ConfigError
+from headway.native.build import usable_cpus
+from headway.transfer.block_store import BlockStore, Done
+from headway.transfer.checked_read import (
+    CheckedReader,
+    FileRead,
+    FileReads,
+    PythonReader,
+    behind,
+    fastest_reader,
+    opened,
+)
+from headway.transfer.damage_log import DamageLog
+
+if TYPE_CHECKING:
+    from headway.transfer.block_store import Slot
+
+logger = logging.getLogger(__name__)
+
+MOST_READERS = 16
+PAUSE_S = 30.0
+"""After a write has failed, none is tried for so long."""
+RESCAN_S = 60.0
+"""A folder is looked through again before files are deleted, but not more often than this."""
+USE_NOTED_S = 60.0
+"""A file that was used is marked so, unless it was within this time."""
+CLOSE_S = 2.0
+_BYTES_PER_READER = 2**20  # less than this is not worth waking one more
+_TOGETHER = 4  # files that are collected at a time, while there are many
+_APART_NS = 10_000  # more than a number of seconds with double precision resolves
+_VERSION = 1
+_HEADER = struct.Struct("<8sIIQ16s24x")
+_MAGIC = b"HWKVBLCK"
+_SUFFIX, _TEMPORARY = ".kv", ".tmp"
+_NAME_LENGTH = 2 * DIGEST_BYTES
+_BLOCK_NAME = re.compile(rf"[0-9a-f]{{{_NAME_LENGTH}}}\.kv")
+_Job = Callable[[], None]
+_DAMAGED = "deleted, whose length or checksum is wrong"
+_FOREIGN = "not read, which are links or folders, belong to another user or may be written to by one"
+
+
+class DiskStore(BlockStore):
+    """`fingerprint`: a name for a folder; blocks of another one are never found. `block_bytes`: the size of a slot.
+    `for_device`: slots are read by a device, not by this CPU."""
+
+    def __init__(
+        self, folder: Path, *, fingerprint: str, block_bytes: int, max_bytes: int, for_device: bool = False
+    ) -> None:
+        self._configured, self._fingerprint = folder, fingerprint
+        self._identity = fingerprint.encode()
+        self._block_bytes = block_bytes
+        self._max_bytes = max_bytes
+        self._for_device = for_device
+        self._damage = DamageLog()
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"disk_cache '{folder}' is a file; give a folder.")
+        try:
+            self._root, self._folder = self._make_folder()
+        except OSError as error:
+            raise ConfigError(f"No files can be put into disk_cache '{folder}': {error.strerror}.") from None
+        self._own = fingerprint + "/"
+        self._lock = threading.Lock()
+        self._files: OrderedDict[str, int] = OrderedDict()  # "fingerprint/digest" → bytes; used longest ago first
+        self._num_bytes = 0
+        self._added: list[bytes] = []  # these two for `take_changes`
+        self._lost: list[bytes] = []
+        self._scanned_s = 0.0
+        self._paused_until_s = 0.0
+        self._has_warned = False
+        self._numbers = itertools.count()
+        self._is_closed = False
+        self._reader: CheckedReader = PythonReader()
+        self._scan()
+        self._added.clear()
+        self._start()
+
+    def _make_folder(self) -> tuple[Path, Path]:
+        """The folder of this user, and in it that of this engine's blocks; `OSError` if no files can be put there."""
+        root = private_folder(self._configured)
+        folder = private_folder(root, self._fingerprint)
+        if error := why_not_writable(folder):
+            raise error
+        return root, folder
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._reads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._reads.put(self._prepare)
+        self._under_way: set[FileReads] = set()
+        # Who copies blocks on needs a core, too. One reader more, which collects what the others read.
+        self._num_readers = min(MOST_READERS, max(2, usable_cpus() - 2))
+        # Daemons: a read that hangs, as in a file system that is gone, must not keep the process.
+        self._threads = [
+            threading.Thread(target=_work, args=(jobs,), name=name, daemon=True)
+            for jobs, name in [(self._reads, "disk reader")] * (self._num_readers + 1) + [(self._writes, "disk writer")]
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _prepare(self) -> None:
+        """May take a second, in which the other readers read in their own way."""
+        self._reader = fastest_reader()
+
+    @property
+    def max_blocks(self) -> int:
+        return max(1, self._max_bytes // (self._block_bytes + _HEADER.size))
+
+    def digests(self) -> Collection[bytes]:
+        with self._lock:
+            return [_digest(name) for name in self._files if name.startswith(self._own)]
+
+    def take_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        if not self._added and not self._lost:
+            return (), ()
+        with self._lock:
+            changes = self._added, self._lost
+            self._added, self._lost = [], []
+            return changes
+
+    def fetch(
+        self, digests: Sequence[bytes], slots: Sequence[Slot], source: str, done: Done, *, is_use: bool = True
+    ) -> None:
+        if os.getpid() != self._pid:
+            self._start()  # a forked process has no threads
+        views = [slot for slot in slots if isinstance(slot, memoryview)]
+        assert len(views) == len(digests), "files are read into host memory"
+        folder = str(self._folder)
+        paths = [f"{folder}/{digest.hex()}{_SUFFIX}" for digest in digests]
+        reads = self._reader.begin(paths, _HEADER.size, views, past_cache=self._for_device)
+        self._under_way.add(reads)
+        # In this order: whoever collects waits for helpers, and these for nobody.
+        self._reads.put(lambda: self._collect(reads, digests, views, done, is_use))
+        for _ in range(min(self._num_readers, -(-len(digests) * self._block_bytes // _BYTES_PER_READER))):
+            self._reads.put(reads.help)
+
+    def store(self, digest: bytes, slot: Slot, done: Done) -> None:
+        assert isinstance(slot, memoryview), "files are written from host memory"
+        if os.getpid() != self._pid:
+            self._start()
+        self._writes.put(lambda: self._store(digest, slot, done))
+
+    def note_order(self, digests: Sequence[bytes]) -> None:
+        """With times of modification until now."""
+        with self._lock:
+            here = [digest for digest in digests if self._name(digest) in self._files]
+            for digest in here:
+                self._files.move_to_end(self._name(digest))
+        used_ns = time.time_ns() - len(here) * _APART_NS
+        for digest in here:
+            used_ns += _APART_NS
+            with contextlib.suppress(OSError):
+                os.utime(self._path(digest), ns=(used_ns, used_ns))
+
+    def close(self) -> None:
+        self._is_closed = True
+        for reads in list(self._under_way):
+            reads.cancel()
+        for thread in self._threads:
+            (self._writes if thread is self._threads[-1] else self._reads).put(None)
+        until_s = time.monotonic() + CLOSE_S
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+        self._damage.say(is_last=True)
+
+    # ---- reading --------------------------------------------------------------------------------------------------
+
+    def _collect(
+        self, reads: FileReads, digests: Sequence[bytes], slots: Sequence[memoryview], done: Done, is_use: bool
+    ) -> None:
+        """As they come, several at a time while many are left, so that this takes Python's lock less often."""
+        left = len(digests)
+        while left:
+            for number in reads.ended(max(1, min(_TOGETHER, left // 2))):
+                left -= 1
+                self._end(digests[number], slots[number], reads, number, done, is_use)
+        self._under_way.discard(reads)
+        if not self._under_way:
+            self._damage.say()
+
+    def _end(self, digest: bytes, slot: memoryview, reads: FileReads, number: int, done: Done, is_use: bool) -> None:
+        ok = False
+        try:
+            found = self._good(digest, slot, reads.result(number))
+            ok = found is not None
+            if found is not None and is_use:
+                self._note_use(digest, found)
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.ELOOP):
+                self._discard(digest, _FOREIGN)
+            elif error.errno not in (errno.ENOENT, errno.ECANCELED):
+                logger.debug("a KV block cannot be read: %s", error)
+        except Exception:
+            logger.exception("a KV block cannot be read")
+        finally:
+            if not ok:
+                self._forget(self._name(digest))
+            done(digest, ok)
+
+    def _good(self, digest: bytes, slot: memoryview, found: FileRead | None) -> FileRead | None:
+        """`None` if it is damaged."""
+        path = self._path(digest)
+        if not self._fits(digest, found):  # parts of two files, perhaps: another engine may have put one in its place
+            again = self._reader.begin([str(path)], _HEADER.size, [slot])
+            again.help()
+            (only,) = again.ended(1)
+            found = again.result(only)
+        if found is None or not self._fits(digest, found):
+            self._discard(digest, _DAMAGED)
+            return None
+        return found
+
+    def _discard(self, digest: bytes, what: str) -> None:
+        path = self._path(digest)
+        self._damage.note(what, path.name)
+        _delete(path)
+
+    def _note_use(self, digest: bytes, found: FileRead) -> None:
+        name = self._name(digest)
+        if time.time() - found.used_s > USE_NOTED_S:
+            with contextlib.suppress(OSError):
+                os.utime(self._path(digest))
+        with self._lock:
+            if name in self._files:
+                self._files.move_to_end(name)
+
+    def _fits(self, digest: bytes, found: FileRead | None) -> bool:
+        return found is not None and found.header == self._header(digest, self._block_bytes, found.crcs)
+
+    def _header(self, digest: bytes, num_bytes: int, crcs: bytes) -> bytes:
+        """As it must be for these contents. A CRC of each piece, many times as fast as a hash of all, and a hash of
+        them and of what the block is."""
+        checksum = hashlib.blake2b(digest + crcs, digest_size=16, key=self._identity[:64])
+        return _HEADER.pack(_MAGIC, _VERSION, _HEADER.size, num_bytes, checksum.digest())
+
+    # ---- writing --------------------------------------------------------------------------------------------------
+
+    def _store(self, digest: bytes, slot: memoryview, done: Done) -> None:
+        ok = False
+        try:
+            ok = not self._is_closed and time.monotonic() >= self._paused_until_s and self._write(digest, slot)
+        except OSError as error:
+            self._pause(error)
+        except Exception:
+            logger.exception("a KV block cannot be stored")
+        finally:
+            done(digest, ok)
+
+    def _write(self, digest: bytes, slot: memoryview) -> bool:
+        name, size = self._name(digest), _HEADER.size + slot.nbytes
+        if size > self._max_bytes:
+            return False
+        if name in self._files and self._path(digest).exists():
+            return True
+        self._make_room(size)
+        try:
+            self._write_file(digest, slot)
+        except FileNotFoundError:  # the folder has been deleted
+            self._make_folder()
+            self._write_file(digest, slot)
+        except IsADirectoryError:  # there is a folder in the place of this file, which concerns no other
+            self._damage.note(_FOREIGN, self._path(digest).name)
+            self._damage.say()
+            return False
+        with self._lock:
+            self._num_bytes += size - self._files.pop(name, 0)
+            self._files[name] = size
+        if self._has_warned:
+            self._has_warned = False
+            logger.warning("the disk cache can be written again")
+        return True
+
+    def _write_file(self, digest: bytes, slot: memoryview) -> None:
+        path = self._path(digest)
+        temporary = path.with_name(f"{path.stem}.{os.getpid()}-{next(self._numbers)}{_TEMPORARY}")
+        try:
+            with opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                header = self._header(digest, slot.nbytes, self._reader.crcs(slot))
+                _write_all(file, [memoryview(header), slot])
+                os.rename(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+    def _pause(self, error: OSError) -> None:
+        """Say it once, until a file can be written again."""
+        self._paused_until_s = time.monotonic() + PAUSE_S
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "no file can be written to the disk cache (%s); tried again after %g s",
+                error.strerror or error,
+                PAUSE_S,
+            )
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Delete the files used longest ago, until there is room for one more."""
+        if self._num_bytes + num_bytes > self._max_bytes and time.monotonic() - self._scanned_s > RESCAN_S:
+            self._scan()  # others may have added files, used or deleted them
+        while self._num_bytes + num_bytes > self._max_bytes and self._files:
+            with self._lock:
+                name = next(iter(self._files))
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._root / (name + _SUFFIX))
+            self._forget(name)
+
+    # ---- the index ------------------------------------------------------------------------------------------------
+
+    def _name(self, digest: bytes) -> str:
+        return self._own + digest.hex()
+
+    def _path(self, digest: bytes) -> Path:
+        return self._folder / (digest.hex() + _SUFFIX)
+
+    def _forget(self, name: str) -> None:
+        with self._lock:
+            size = self._files.pop(name, None)
+            if size is not None:
+                self._num_bytes -= size
+                if name.startswith(self._own):
+                    self._lost.append(_digest(name))
+
+    def _scan(self) -> None:
+        """Look through all folders, at names and sizes only."""
+        found: list[tuple[float, str, int]] = []
+        for folder in _entries(self._root):
+            if folder.is_dir(follow_symlinks=False):
+                found += _files(folder)
+        found.sort()
+        with self._lock:
+            before, self._files = self._files, OrderedDict((name, size) for _, name, size in found)
+            self._num_bytes = sum(self._files.values())
+            self._scanned_s = time.monotonic()
+            self._added += [_digest(name) for name in self._files.keys() - before.keys() if name.startswith(self._own)]
+            self._lost += [_digest(name) for name in before.keys() - self._files.keys() if name.startswith(self._own)]
+
+
+def _digest(name: str) -> bytes:
+    return bytes.fromhex(name.rpartition("/")[2])
+
+
+def _files(folder: os.DirEntry[str]) -> Iterator[tuple[float, str, int]]:
+    """(when it was last used, name, bytes) of each block; what dead writers have left is deleted."""
+    for entry in _entries(folder.path):
+        name = entry.name
+        if _BLOCK_NAME.fullmatch(name):
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except OSError:  # deleted meanwhile
+                continue
+            if not stat.S_ISREG(status.st_mode):
+                _delete(entry.path)
+                continue
+            yield status.st_mtime, f"{folder.name}/{name[:_NAME_LENGTH]}", status.st_size
+        elif name.endswith(_TEMPORARY):
+            _delete_unlocked(entry.path)
+
+
+def _entries(folder: Path | str) -> Iterator[os.DirEntry[str]]:
+    """None, if there is no such folder any more."""
+    try:
+        with os.scandir(folder) as entries:
+            yield from entries
+    except OSError:
+        return
+
+
+def _delete_unlocked(path: str) -> None:
+    with contextlib.suppress(OSError), opened(path, os.O_RDONLY) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(path)
+
+
+def _delete(path: Path | str) -> None:
+    """What has the name of a block and is none. A folder that is not empty stays."""
+    with contextlib.suppress(OSError):
+        try:
+            os.unlink(path)
+        except (IsADirectoryError, PermissionError):  # as systems say it of a folder
+            os.rmdir(path)
+
+
+def _write_all(file: int, parts: Sequence[memoryview]) -> None:
+    left = list(parts)
+    while left:
+        left = behind(left, os.writev(file, left))
+
+
+def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job()

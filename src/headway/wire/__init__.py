@@ -1,0 +1,6 @@
+"""What the front end and engine processes say to each other, and how it travels.
+
+messages          typed records, carried as msgpack         frames      where one ends and the next begins
+channel           the engine's end of a socket              greeting    between machines: versions, and a shared secret
+shared_channel    one engine, several front ends
+"""

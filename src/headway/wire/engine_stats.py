@@ -1,0 +1,98 @@
+"""What an engine counts, put together from the records of those who count it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+import msgspec
+
+from headway.core.host_tier import HostTierStats
+from headway.core.prefix_cache import PrefixCacheStats
+from headway.core.speculation import SpeculationStats
+from headway.counters import Counter, Gauge, Statistics
+
+StepKind = Literal["decode", "prefill", "mixed"]
+"""decode: one token for each request · prefill: chunks of prompts only · mixed: both."""
+
+
+class StepStats(Statistics):
+    """The last step."""
+
+    duration_s: float = 0.0
+    schedule_s: float = 0.0
+    """How much of that was planning."""
+    kind: StepKind = "decode"
+    num_tokens: int = 0
+    """Tokens that it computed."""
+    prompt_token_s: float = 0.0
+    """What a prompt token adds to a step, as learnt from all that have run; 0: not known."""
+
+
+class BatchStats(Statistics):
+    """The queue, the batch, and what they have done."""
+
+    num_running: Annotated[int, Gauge("num_requests_running", "Sequences in the batch.", by_replica=True)] = 0
+    num_waiting: Annotated[int, Gauge("num_requests_waiting", "Sequences in the engine's queue.", by_replica=True)] = 0
+    num_fetching: Annotated[int, Gauge("requests_fetching", "Waiting sequences whose blocks are fetched.")] = 0
+    num_steps: Annotated[int, Counter("engine_steps", "Steps of the engine.")] = 0
+    num_preemptions: Annotated[int, Counter("num_preemptions", "Times a request lost its blocks to another.")] = 0
+    num_recomputed_tokens: Annotated[int, Counter("recomputed_tokens", "Tokens computed again after a preemption.")] = 0
+    """Preempted requests had them in the cache, and lost them."""
+    prompt_tokens: Annotated[int, Counter("prompt_tokens", "Prompt tokens taken in.", of_requests=True)] = 0
+    """Of all requests that have entered the batch."""
+    generation_tokens: Annotated[
+        int, Counter("generation_tokens", "Tokens generated.", of_requests=True, by_replica=True)
+    ] = 0
+    num_saved_tokens: Annotated[
+        int,
+        Counter("prefix_cache_saved_tokens", "Prompt tokens that did not have to be computed.", of_requests=True),
+    ] = 0
+    """Found by requests that entered the batch for the first time."""
+
+
+class BlockStats(Statistics):
+    """The blocks of the device. The free, the used and the cached ones are all."""
+
+    num_free_blocks: Annotated[int, Gauge("kv_blocks_free", "KV blocks without contents.")] = 0
+    num_used_blocks: Annotated[int, Gauge("kv_blocks_live", "KV blocks held by requests.", by_replica=True)] = 0
+    num_cached_blocks: Annotated[
+        int, Gauge("kv_blocks_cached", "KV blocks that no request holds, kept by the prefix cache.")
+    ] = 0
+    num_used_slots: Annotated[int, Gauge()] = 0
+    """KV slots that hold a token; the rest of the used blocks is waste."""
+    num_table_entries: Annotated[int, Gauge()] = 0
+    """Blocks that requests hold, each counted once for every request that holds it."""
+
+
+class TransferStats(Statistics):
+    """Blocks that go from engines that compute prompts to those that answer."""
+
+    num_sent_blocks: Annotated[int, Counter("kv_blocks_sent", "KV blocks sent to decode replicas.")] = 0
+    num_early_blocks: Annotated[
+        int,
+        Counter("kv_blocks_sent_early", "KV blocks sent to decode replicas before their prompt was computed in full."),
+    ] = 0
+    """Their way took no time of its own."""
+    block_s: float = 0.0
+    """What a block from another engine takes to come; 0: not known."""
+
+
+class EngineStats(Statistics):
+    """The state of the engine after a step, its counters since it started, and the step itself."""
+
+    step: StepStats = msgspec.field(default_factory=StepStats)
+    batch: BatchStats = msgspec.field(default_factory=BatchStats)
+    blocks: BlockStats = msgspec.field(default_factory=BlockStats)
+    prefix_cache: PrefixCacheStats = msgspec.field(default_factory=PrefixCacheStats)
+    tiers: HostTierStats = msgspec.field(default_factory=HostTierStats)
+    drafts: SpeculationStats = msgspec.field(default_factory=SpeculationStats)
+    transfers: TransferStats = msgspec.field(default_factory=TransferStats)
+
+
+def summed(each: Iterable[EngineStats]) -> EngineStats:
+    """The numbers of several engines together; nothing of their last steps."""
+    total = EngineStats()
+    for stats in each:
+        total.add(stats)
+    return total
