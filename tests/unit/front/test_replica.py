@@ -14,7 +14,7 @@ from headway.front.replica import EXIT_GRACE_S
 from headway.front.supervision import START_SILENT_S, TICK_S, Patience
 from headway.sampling_params import SamplingParams
 from headway.wire.messages import AbortRequests, AddRequest
-from tests.unit.front.fake_engines import FakeEngines, serving
+from tests.unit.front.fake_engines import READY, FakeEngines, serving
 from tests.unit.front.served import add, read, until
 from tests.unit.front.virtual_time import VirtualTimeLoop, runner, settle  # noqa: F401
 
@@ -28,6 +28,12 @@ def now_s() -> float:
 @pytest.fixture
 def engines() -> FakeEngines:
     return FakeEngines()
+
+
+async def test_before_its_first_step_all_blocks_of_an_engine_are_free(engines: FakeEngines) -> None:
+    async with serving(engines) as client:
+        blocks = client.stats.blocks
+        assert (blocks.num_free_blocks, blocks.num_used_blocks, blocks.num_cached_blocks) == (READY.num_blocks, 0, 0)
 
 
 async def test_parameters_that_several_requests_share_travel_once(engines: FakeEngines) -> None:
@@ -70,7 +76,7 @@ async def test_one_that_is_silent_is_unwell_and_then_replaced(engines: FakeEngin
         stopped, since_s = engines.engines[0], now_s()
         engines.kill(0, signal.SIGSTOP)
         await until(lambda: not client.health.ok)
-        assert "no sign of life for 4 s" in client.health.reason and now_s() - since_s < 5.0
+        assert "no sign of life" in client.health.reason and now_s() - since_s < 5.0
         await until(lambda: stopped.returncode is not None)
         assert 10.0 < now_s() - since_s < 12.0
         await until(lambda: client.health.ok)
@@ -96,7 +102,7 @@ async def test_a_pause_of_this_process_is_not_taken_for_one_of_the_engine(engine
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualTimeLoop)
         for _ in range(5):
-            loop.advance(60.0)  # the whole event loop stands still
+            loop.advance(20.0)  # the whole event loop stands still
             await asyncio.sleep(TICK_S)
             assert client.health.ok
         await asyncio.sleep(5.0)
