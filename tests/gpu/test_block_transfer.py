@@ -29,8 +29,9 @@ from headway.front.roles import Roles
 from headway.kv.layer_cache import LayerKVCache
 from headway.sampling_params import SamplingParams
 from headway.transfer.block_client import PeerBlocks
-from headway.transfer.block_messages import Carrier, open_cuda, share_cuda
+from headway.transfer.block_messages import Carrier
 from headway.transfer.block_server import BlockAt, BlockServer
+from headway.transfer.carriers import open_cuda, share_cuda
 from headway.transfer.host_blocks import HostBlocks, _as_bytes
 from headway.wire.messages import AddRequest
 from tests.unit.models.tiny import hf_model, save_folder

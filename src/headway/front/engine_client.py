@@ -23,8 +23,9 @@ from headway.front.prefills import Prefills
 from headway.front.replica import Replica
 from headway.front.resumption import ENGINE_STOPPED, Resumption
 from headway.front.scaling import Autoscaler, Load
-from headway.front.streams import CacheStream, RequestStream, SnapshotStream
+from headway.front.streams import RequestStream
 from headway.front.supervision import TICK_S, Backoff, Patience
+from headway.front.watch_streams import CacheStream, SnapshotStream
 from headway.front.watchers import CacheFollowers, SnapshotViewers
 from headway.wire.engine_stats import EngineStats, summed
 from headway.wire.messages import AddRequest, BlockSnapshot, CacheNews, EngineReady, StepBatch, StepSnapshot

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from headway.core.cache_report import CacheReport
 from headway.front.cache_index import CacheIndex
-from headway.front.streams import CacheEvent, CacheStream, SnapshotStream, present_state
+from headway.front.watch_streams import CacheEvent, CacheStream, SnapshotStream, present_state
 from headway.wire.messages import CacheNews, EngineReady, Snapshot, TellCache, Watch
 
 

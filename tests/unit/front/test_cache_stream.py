@@ -13,11 +13,11 @@ import pytest
 from headway.core.blocks import block_digests, root_digest
 from headway.core.cache_report import CacheChanges
 from headway.core.request_options import RequestOptions
-from headway.front import streams
+from headway.front import watch_streams
 from headway.front.deployment import Deployment
 from headway.front.engine_client import EngineClient
 from headway.front.replica import Replica
-from headway.front.streams import CacheEvent, CacheStream
+from headway.front.watch_streams import CacheEvent, CacheStream
 from headway.sampling_params import SamplingParams
 from headway.wire.messages import AddRequest, CacheNews, TellCache
 from tests.unit.front.served import kill, read, started, until
@@ -108,8 +108,8 @@ async def read_events(stream: CacheStream, outside: Outside, most: float = math.
 @pytest.mark.parametrize("seed", range(30))
 async def test_the_index_outside_equals_the_caches_whatever_happens(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
-    monkeypatch.setattr(streams, "MAX_UNREAD_BLOCKS", chance.choice([5, 50, 10_000]))
-    monkeypatch.setattr(streams, "MAX_REPORTED", chance.choice([1, 7, 4096]))
+    monkeypatch.setattr(watch_streams, "MAX_UNREAD_BLOCKS", chance.choice([5, 50, 10_000]))
+    monkeypatch.setattr(watch_streams, "MAX_REPORTED", chance.choice([1, 7, 4096]))
     monkeypatch.setattr("headway.core.cache_report.MAX_REPORTED", chance.choice([3, 4096]))
     client = EngineClient(Deployment(num_replicas=3, router="round-robin", reports_caches=True))
     replicas = [PretendedReplica(client, place, chance, 40) for place in range(3)]

@@ -13,8 +13,8 @@ import pytest
 from headway.errors import InvalidRequestError
 from headway.front import deployment
 from headway.front.engine_client import EngineClient
-from headway.front.streams import SnapshotStream
 from headway.front.supervision import Patience
+from headway.front.watch_streams import SnapshotStream
 from headway.sampling_params import SamplingParams
 from headway.wire.engine_stats import EngineStats
 from headway.wire.messages import AddRequest, BlockSnapshot, StepSnapshot

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.front.streams import SnapshotStream
+from headway.front.watch_streams import SnapshotStream
 from headway.front.watchers import SnapshotViewers
 from headway.wire.messages import BlockMap, BlockSnapshot, Watch
 
