@@ -64,8 +64,8 @@ class CacheIndex:
         self._next_number.pop(place, None)
 
     def announce(self, place: int, digests: Sequence[bytes]) -> Sequence[bytes]:
-        """A replica is about to compute these blocks. Returns those that nobody has announced there: they are to be
-        withdrawn when it has."""
+        """A replica is about to compute these blocks. Returns those that were not announced there yet: they are to be
+        withdrawn when it has computed them."""
         bit, coming = 1 << place, self._coming
         if coming.keys().isdisjoint(digests):  # mostly, and quicker than one by one
             coming.update(dict.fromkeys(digests, bit))

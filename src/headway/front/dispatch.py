@@ -53,7 +53,7 @@ class Dispatch:
         assert info is not None and request.params is not None
         prompt = request.prompt_token_ids
         max_tokens = request.params.max_tokens or info.max_model_len - len(prompt)
-        num_delivered = sum(len(each.token_ids) for each in request.told or ())
+        num_delivered = sum(len(each.token_ids) for each in request.delivered or ())
         num_answer = request.params.n * expected_tokens(max_tokens, request.options.predicted_tokens) - num_delivered
         return self._router.route(
             request.request_id,
@@ -63,7 +63,7 @@ class Dispatch:
         )
 
     def note_tokens(self, request_id: str, num_tokens: int) -> None:
-        """These many tokens of its answer have come."""
+        """Tokens of its answer have come."""
         self._router.note_tokens(request_id, num_tokens)
 
     def note_leaving(self, engine: RemoteEngine) -> None:

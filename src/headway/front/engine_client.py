@@ -4,8 +4,9 @@
                  open requests   router    replica 1 ├──► deltas ──► resumption ──► stream of the request
                                            …         ┘
 
-`resumption` says what becomes of requests whose replica is gone, `prefills` who computes their prompts, `scaling` how
-many replicas there are, `watchers` who looks on. None of them knows this file; each is tested without a process.
+`resumption` decides what becomes of requests whose replica is gone, `prefills` where prompts are computed, `scaling`
+how many replicas there are; `watchers` serves viewers and followers. None of them knows this file, and each is tested
+without a process.
 """
 
 from __future__ import annotations

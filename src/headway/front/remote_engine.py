@@ -1,4 +1,4 @@
-"""An engine, as those know it who send requests to it: a `Replica`, or what a test has in its place."""
+"""What sending a request to an engine needs of it: a `Replica`, or what a test has in its place."""
 
 from __future__ import annotations
 

@@ -22,11 +22,11 @@ from headway.front.quarantine import Quarantine
 from headway.front.remote_engine import RemoteEngine
 from headway.front.request_phases import RequestPhases
 from headway.front.streams import RequestStream
-from headway.outputs import Told
+from headway.outputs import Delivered
 from headway.wire.messages import AddRequest, Delta, StepBatch
 
 ENGINE_STOPPED = "the engine stopped; please retry"
-"""What the requests of an engine that has ended are told."""
+"""The error of requests whose engine has ended."""
 TOO_MANY_DEATHS = "the engine stopped again and again when it came to this request"
 
 
@@ -44,10 +44,10 @@ class OpenRequest:
         self.queued_s = now_s
         """Since when, if it is."""
         self._request = request
-        self._delivered: list[Told] | None = None
+        self._delivered: list[Delivered] | None = None
         params = request.params
         if params is not None and params.can_stream:
-            self._delivered = [Told([]) for _ in range(params.n)]
+            self._delivered = [Delivered([]) for _ in range(params.n)]
 
     def note(self, delta: Delta, now_s: float) -> None:
         """Remember what its reader gets."""
@@ -59,13 +59,13 @@ class OpenRequest:
             own = self._delivered[delta.index]
             own.token_ids.extend(delta.token_ids)
             if delta.finish_reason is not None:
-                self._delivered[delta.index] = Told(own.token_ids, True)
+                self._delivered[delta.index] = Delivered(own.token_ids, True)
 
     def message(self) -> AddRequest:
         """What an engine is to do now."""
         if self._delivered is None or not any(own.token_ids or own.is_finished for own in self._delivered):
             return self._request
-        return msgspec.structs.replace(self._request, told=self._delivered)
+        return msgspec.structs.replace(self._request, delivered=self._delivered)
 
 
 class Resumption:
@@ -187,7 +187,7 @@ class Resumption:
         return True
 
     def _send_again(self, own: OpenRequest) -> bool:
-        """As `_send`, when its client has been told already that it was taken."""
+        """As `_send`, for a request that was taken before: what is wrong with it ends its stream."""
         try:
             return self._send(own)
         except InvalidRequestError as error:

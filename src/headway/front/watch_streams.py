@@ -1,5 +1,5 @@
-"""Streams of the state of engines, for those who look on. They hold a limited amount: one that is full goes on from the
-present, and the engine never waits for its reader."""
+"""Streams of the state of engines, for viewers and followers. They hold a limited amount: one that is full goes on from
+the present, and the engine never waits for its reader."""
 
 from __future__ import annotations
 

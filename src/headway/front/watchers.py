@@ -1,4 +1,4 @@
-"""Those who look on: viewers of a replica's steps, and followers of all prefix caches."""
+"""Viewers of a replica's steps, and followers of all prefix caches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from headway.core.cache_report import CacheReport
 from headway.front.cache_index import CacheIndex
 from headway.front.watch_streams import CacheEvent, CacheStream, SnapshotStream, present_state
-from headway.wire.messages import CacheNews, EngineReady, Snapshot, TellCache, Watch
+from headway.wire.messages import CacheNews, EngineReady, ReportCache, Snapshot, Watch
 
 
 class WatchedReplica(Protocol):
@@ -25,7 +25,7 @@ class WatchedReplica(Protocol):
 
 
 class SnapshotViewers:
-    """Replicas make snapshots only while somebody looks."""
+    """Replicas make snapshots only while they have a viewer."""
 
     def __init__(self, replicas: Sequence[WatchedReplica]) -> None:
         self._replicas = replicas
@@ -64,7 +64,7 @@ class SnapshotViewers:
 
 
 class CacheFollowers:
-    """Takes reports of prefix caches into the routers' indexes, and passes them on to those who follow."""
+    """Takes reports of prefix caches into the routers' indexes, and passes them on to followers."""
 
     def __init__(self, replicas: Sequence[WatchedReplica], indexes: Sequence[CacheIndex]) -> None:
         """`indexes`: for each replica the one that knows its cache."""
@@ -87,7 +87,7 @@ class CacheFollowers:
         report = CacheReport(news.number, news.stored, news.evicted, news.is_whole)
         is_known = self._indexes[place].apply(place, report)
         if not is_known:
-            replica.send(TellCache())
+            replica.send(ReportCache())
         if not is_known or report.is_whole:
             self.start_anew(place)
             return

@@ -46,7 +46,7 @@ class ConnectionOwner(Protocol):
 
     lock: threading.Lock
     free: list[int]
-    """Places that nobody has; under the lock."""
+    """Places that no client has; under the lock."""
     places: Places
     now: Callable[[], float]
 
@@ -104,7 +104,7 @@ class Connection:
     def give(self, pieces: list[Piece], wait: Callable[[], None], started_s: float) -> None:
         """Send pieces, when they have been copied out."""
         self._outgoing.put(_Batch(pieces, wait, started_s))
-        if self._is_gone:  # nobody may have seen them
+        if self._is_gone:  # its threads may have ended before they saw them
             self._return_unsent()
 
     def end(self, wanted: Wanted, *, is_whole: bool) -> None:
@@ -146,7 +146,7 @@ class Connection:
             self._server.forget(self, list(self._held))
 
     def _return_unsent(self) -> None:
-        """Of batches that nobody sends any more: the copies may still be under way."""
+        """Places of batches that are not sent any more: the copies may still be under way."""
         while True:
             try:
                 batch = self._outgoing.get_nowait()

@@ -116,8 +116,8 @@ class BlockServer:
         wake: Callable[[], None] = lambda: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`folder`, for a Unix socket, must be this user's alone; `host`, for `tcp`, is an address of this machine: who
-        has been told this server's, with the secret in it, is served.
+        """`folder`, for a Unix socket, must be this user's alone; `host`, for `tcp`, is an address of this machine:
+        clients that know this server's address, with the secret in it, are served.
         `wake` is called, by any thread, when `serve` has something to do."""
         self._secret = secrets.token_hex(SECRET_BYTES)
         self._listener, self.address = _listen(carrier, folder, host, self._secret)

@@ -238,7 +238,7 @@ class FakeEngine(asyncio.Protocol):
         if self._drain_until_s is not None:
             self.say(StepBatch([_refused(request.request_id)], self.stats))
             return
-        delivered = request.told or [([], False)] * params.n
+        delivered = request.delivered or [([], False)] * params.n
         length, most = len(request.prompt_token_ids), params.max_tokens or 16
         self._live[request.request_id] = [
             _Sequence(length, most if not is_finished else 0, len(token_ids)) for token_ids, is_finished in delivered

@@ -19,7 +19,7 @@ from headway.front.engine_client import EngineClient
 from headway.front.replica import Replica
 from headway.front.watch_streams import CacheEvent, CacheStream
 from headway.sampling_params import SamplingParams
-from headway.wire.messages import AddRequest, CacheNews, TellCache
+from headway.wire.messages import AddRequest, CacheNews, ReportCache
 from tests.unit.front.served import kill, read, started, until
 
 
@@ -70,7 +70,7 @@ class PretendedReplica:
         self.changes = CacheChanges(lambda: self.held)
 
     def _take(self, message: Any) -> None:
-        assert isinstance(message, TellCache)
+        assert isinstance(message, ReportCache)
         self.changes.tell_all()
 
     def change(self) -> None:
@@ -193,6 +193,6 @@ async def agrees(client: EngineClient, outside: Outside) -> None:
         await until(lambda place=place: outside.held[place] == set(client._routers[0].index.blocks_of(place)))
         before, (_, number) = outside.held[place].copy(), outside.at[place]
         num_whole = outside.num_whole
-        replica.send(TellCache())
+        replica.send(ReportCache())
         await until(lambda num_whole=num_whole: outside.num_whole > num_whole)
         assert outside.held[place] == before and outside.at[place][1] == number + 1 and before

@@ -18,7 +18,7 @@ from headway.front.resumption import ENGINE_STOPPED, TOO_MANY_DEATHS, Resumption
 from headway.front.router import Router
 from headway.front.streams import RequestStream
 from headway.front.supervision import Patience
-from headway.outputs import RequestOutput, SilentProgress, Streaming, Told
+from headway.outputs import Delivered, RequestOutput, SilentProgress, Streaming
 from headway.sampling_params import SamplingParams
 from headway.wire.engine_stats import EngineStats
 from headway.wire.messages import Delta, RequestTimings, StepBatch
@@ -32,7 +32,7 @@ from tests.unit.front.virtual_time import runner  # noqa: F401
 
 
 def steps_of(
-    params: SamplingParams, delivered: Sequence[Told] | None = None, stream: Streaming = "delta", **options: Any
+    params: SamplingParams, delivered: Sequence[Delivered] | None = None, stream: Streaming = "delta", **options: Any
 ) -> list[RequestOutput]:
     """The outputs of a request, from its beginning or after what was delivered."""
     engine = create_engine(dict(options))
@@ -82,7 +82,7 @@ def test_cut_anywhere_it_goes_on_as_if_nothing_had_happened(name: str, mode: str
     assert complete == gathered(steps_of(params, stream=False, batching=mode), params.n), "and it is the same at once"
     for cut in range(len(whole)):
         before = gathered(whole[:cut], params.n)
-        delivered = [Told(tokens, reason is not None) for _, tokens, reason, _ in before]
+        delivered = [Delivered(tokens, reason is not None) for _, tokens, reason, _ in before]
         after = gathered(steps_of(params, delivered, batching=mode), params.n)
         for early, late, full in zip(before, after, complete, strict=True):
             if early[2] is not None:
@@ -95,9 +95,9 @@ def test_what_goes_on_is_checked() -> None:
     engine = create_engine({})
     prepared = engine.prepare("one", PROMPT, SamplingParams(max_tokens=4, n=2))
     with pytest.raises(InvalidRequestError, match="1 completions go on, and the request has 2"):
-        engine.resume(prepared, [Told([5])])
+        engine.resume(prepared, [Delivered([5])])
     with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
-        engine.resume(prepared, [Told([5]), Told([10**6])])
+        engine.resume(prepared, [Delivered([5]), Delivered([10**6])])
     assert not engine.has_unfinished_requests() and not engine.is_live("one")
 
 
@@ -156,7 +156,7 @@ async def test_what_comes_late_from_a_replica_that_is_gone_is_not_delivered() ->
     served.token(0, 7)
     served.lose(0, comes_back=False)
     (again,) = served.replicas[1].added
-    assert again.told == [Told([7])]
+    assert again.delivered == [Delivered([7])]
     served.token(0, 8)
     served.token(1, 8)
     served.token(1, 9, is_last=True, finish_reason="length")
@@ -170,7 +170,7 @@ async def test_each_completion_goes_on_for_itself_and_ended_ones_do_not() -> Non
     served.open(n=2)
     served.say(0, Delta("r", 0, token_ids=[1], finish_reason="stop"), Delta("r", 1, token_ids=[2, 3]))
     served.lose(0)
-    assert served.replicas[0].added[-1].told == [Told([1], True), Told([2, 3])]
+    assert served.replicas[0].added[-1].delivered == [Delivered([1], True), Delivered([2, 3])]
 
 
 async def test_what_cannot_be_streamed_begins_again() -> None:
@@ -179,7 +179,7 @@ async def test_what_cannot_be_streamed_begins_again() -> None:
     served.say(0, Delta("r", progress=SilentProgress(1, 1)))
     served.lose(0)
     first, again = served.replicas[0].added
-    assert again.told is None and first == again
+    assert again.delivered is None and first == again
 
 
 async def test_deaths_before_a_request_got_its_last_token_are_not_its_fault() -> None:

@@ -38,11 +38,11 @@ from headway.wire.messages import (
     Delta,
     EngineReady,
     Heartbeat,
+    ReportCache,
     Shutdown,
     Start,
     StartUpFailed,
     StepBatch,
-    TellCache,
     UnreadableRequest,
     Watch,
     decode_from_engine,
@@ -242,8 +242,8 @@ def test_news_go_to_those_who_want_them(shared: Shared) -> None:
     shared.channel.send(news)
     shared.channel.send(Heartbeat(0.0))
     assert first.receive(2) == [news, Heartbeat(0.0)] and second.receive() == [Heartbeat(0.0)]
-    first.send(TellCache())
-    assert shared.receive() == [TellCache()]
+    first.send(ReportCache())
+    assert shared.receive() == [ReportCache()]
     first.send(Watch(on=True))
     second.send(Watch(on=True))
     assert shared.receive(2) == [Watch(on=True)] * 2
