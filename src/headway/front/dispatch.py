@@ -25,6 +25,8 @@ class Dispatch:
         self._prefills = prefills
         self.counts = len(engines) > 1 or bool(prefills.engines)
         """Whether there is anything to choose, and so to count."""
+        self.note_tokens = router.note_tokens
+        """Called for each delta, if there is anything to count."""
 
     @property
     def is_possible(self) -> bool:
@@ -61,10 +63,6 @@ class Dispatch:
             num_answer_tokens=max(num_answer, 1),
             digests=functools.partial(digests_of, request, len(prompt) // info.block_size, info.block_size),
         )
-
-    def note_tokens(self, request_id: str, num_tokens: int) -> None:
-        """Tokens of its answer have come."""
-        self._router.note_tokens(request_id, num_tokens)
 
     def note_leaving(self, engine: RemoteEngine) -> None:
         """A process shuts down by itself, and refuses requests."""

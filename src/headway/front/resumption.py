@@ -134,7 +134,8 @@ class Resumption:
 
     def deliver(self, engine: RemoteEngine, step: StepBatch) -> None:
         """Give readers what an engine has made in a step."""
-        requests, dispatch, now_s = self._open, self._dispatch, self._now()
+        requests, now_s = self._open, self._now()
+        note_tokens = self._dispatch.note_tokens if self._dispatch.counts else None
         suspicions = self._quarantine.suspicions
         for request_id in step.begun:
             own = requests.get(request_id)
@@ -146,7 +147,7 @@ class Resumption:
             if own is None or own.engine is not engine:  # it was aborted, or moved, when this was on its way
                 continue
             if delta.error is not None and delta.error_status == 503 and self._resumes:
-                dispatch.note_leaving(engine)
+                self._dispatch.note_leaving(engine)
                 self._move(own)
                 continue
             own.note(delta, now_s)
@@ -154,8 +155,8 @@ class Resumption:
                 self._release(own)
             if delta.is_last:
                 self._end(own.request_id)
-            elif dispatch.counts:
-                dispatch.note_tokens(own.request_id, len(delta.token_ids))
+            elif note_tokens is not None:
+                note_tokens(own.request_id, len(delta.token_ids))
             own.stream.push(delta)
 
     def note_loss(self, engine: RemoteEngine) -> None:
