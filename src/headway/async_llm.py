@@ -244,7 +244,7 @@ class AsyncLLM:
             answer = AnswerBuilder(request)
             prediction = await self._predict(request)
             if live.is_aborted:
-                yield answer.take([live.last_delta])
+                yield answer.add([live.last_delta])
                 return
             guess = None if prediction is None else prediction.num_tokens
             engine_id = f"{live.request_id}-{next(self._engine_ids)}"
@@ -252,7 +252,7 @@ class AsyncLLM:
             async for deltas in live.stream:
                 news = [delta for delta in deltas if delta.progress is None]
                 if news:
-                    yield answer.take(news)
+                    yield answer.add(news)
         finally:
             del self._live[live.request_id]
             if live.stream is not None:

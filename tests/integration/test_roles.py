@@ -22,7 +22,6 @@ from headway.front import prefills
 from headway.front.deployment import Deployment
 from headway.front.engine_client import EngineClient
 from headway.front.roles import Roles
-from headway.front.supervision import Patience
 from headway.wire.engine_stats import EngineStats
 from headway.wire.messages import AddRequest
 from tests.integration.server_process import ServerProcess, running_server
@@ -105,19 +104,17 @@ def test_tokens_are_those_of_one_engine(carrier: Any, options: dict[str, Any], e
 
 @pytest.mark.usefixtures("elsewhere")
 def test_tokens_do_not_depend_on_deaths(options: dict[str, Any], expected: Answers) -> None:
-    """Of a replica that computes prompts, killed and stopped, and of one that answers."""
+    """Of a replica that computes prompts, and of one that answers."""
 
     async def test() -> None:
         llm = AsyncLLM(roles="prefill=1,decode=2", **options)
-        for replica in llm._client.replicas:
-            replica._watchdog.patience = Patience(hang_timeout_s=3.0)
         async with asyncio.timeout(100), llm:
             client = llm._client
             decode, _, prefill = client.replicas
-            for victim, kind in ((prefill, signal.SIGKILL), (prefill, signal.SIGSTOP), (decode, signal.SIGKILL)):
+            for victim in (prefill, decode):
                 await all_ready(client)
                 # Under another salt, nothing is there from the round before.
-                salt = {"cache_salt": f"{kind} {victim.pid}"}
+                salt = {"cache_salt": f"{victim.pid}"}
                 asked = {name: ({**prompt, **salt}, params) for name, (prompt, params) in ASKED.items()}
                 asking = asyncio.create_task(answers(llm, asked))
                 if victim is prefill:
@@ -125,7 +122,7 @@ def test_tokens_do_not_depend_on_deaths(options: dict[str, Any], expected: Answe
                 else:
                     limit = decode.stats.batch.generation_tokens + 20
                     await until(lambda limit=limit: decode.stats.batch.generation_tokens > limit)
-                kill(victim, kind)
+                kill(victim)
                 assert await asking == expected
                 await check_nothing_left(client)
             assert client.prefill_outcomes["failed"] and client.num_resumed > 0, "it was worth the while"

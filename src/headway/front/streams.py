@@ -169,7 +169,7 @@ class AnswerBuilder:
         self.completions: list[CompletionOutput] = []
         """As of the last output."""
 
-    def take(self, deltas: Sequence[Delta]) -> RequestOutput:
+    def add(self, deltas: Sequence[Delta]) -> RequestOutput:
         """The output after these deltas. Raises what they say if the request was refused or has failed."""
         new: list[CompletionOutput] = []
         for delta in deltas:
