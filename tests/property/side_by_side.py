@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from headway.core import Request, RequestUpdate, SchedulerOutput, prefix_cache
-from headway.core.blocks import block_digests, root_digest, tail_digest
+from headway.core.kv.blocks import block_digests, root_digest, tail_digest
 from tests.property.brute_force import BruteForceScheduler
 from tests.property.brute_force_cache import BruteForceCache, Prefix
 from tests.property.brute_force_entry import Entry, Step

@@ -12,9 +12,9 @@ import pytest
 
 from headway.config import SCHEDULING_POLICIES
 from headway.core import Request, RequestStatus, SchedulerOutput
+from headway.core.kv.moves import BlockMoves
 from headway.core.live_requests import FETCH_LIMIT_S
 from headway.core.request_options import RequestOptions
-from headway.core.scheduler_output import BlockMoves
 from tests.property.driven_scheduler import DrivenScheduler, Setting
 from tests.property.random_play import RandomPlay, World, small_config, tree_world
 

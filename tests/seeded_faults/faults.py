@@ -56,7 +56,7 @@ FAULTS = (
     # ---- blocks and prefix cache ------------------------------------------------------------------------------------
     Fault(
         "salt-ignored",
-        "core/blocks.py",
+        "core/kv/blocks.py",
         "A tenant can find out by timing what prompts others have sent.",
         "unit/core/test_block_hash.py property/test_prefix_cache_property.py",
         '(salt or "").encode("utf-8", "surrogatepass")',
@@ -64,7 +64,7 @@ FAULTS = (
     ),
     Fault(
         "digest-without-chain",
-        "core/blocks.py",
+        "core/kv/blocks.py",
         "A prompt whose middle was seen elsewhere is answered as if its beginning was the other's.",
         "unit/core/test_block_hash.py property/test_prefix_cache_property.py",
         "digest = blake2b(digest + packed[start",
@@ -72,7 +72,7 @@ FAULTS = (
     ),
     Fault(
         "whole-prompt-shared",
-        "core/kv_cache_manager.py",
+        "core/kv/manager.py",
         "A prompt sent a second time, of exactly some blocks, is never answered.",
         "unit/engine/test_beam_requests.py",
         "return (request.num_known_tokens - 1) // self.block_size",
@@ -89,7 +89,7 @@ FAULTS = (
     # ---- host memory and disk ---------------------------------------------------------------------------------------
     Fault(
         "slot-reused-before-read",
-        "core/host_tier.py",
+        "core/kv/host_tier.py",
         "A block that is about to be copied back is overwritten, and answers go wrong.",
         "unit/core/test_host_tier.py",
         "if is_unlanded or slot in self._read_by_next_step or digest in self._storing:",

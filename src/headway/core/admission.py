@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.core.kv_cache_manager import KVCacheManager
+from headway.core.kv.manager import KVCacheManager
 from headway.core.live_requests import Entrants, LiveRequests
 from headway.core.overtaking import Displacement, LongPrompts
 from headway.core.policy import SchedulingPolicy

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from headway.core.kv_cache_manager import KVCacheManager
+from headway.core.kv.manager import KVCacheManager
 from headway.core.policy import SchedulingPolicy
 from headway.core.queue import WaitingQueue
 from headway.core.request import Request, RequestStatus

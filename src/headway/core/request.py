@@ -29,7 +29,7 @@ import enum
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from headway.core.blocks import block_digests, root_digest
+from headway.core.kv.blocks import block_digests, root_digest
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
 
 if TYPE_CHECKING:  # carried, never read here

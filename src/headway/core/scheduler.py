@@ -26,13 +26,13 @@ from typing import Protocol
 
 from headway.core.admission import Admission
 from headway.core.batching import DynamicBatches, StaticBatches
-from headway.core.eviction import create_eviction_policy
-from headway.core.host_tier import HostTier
-from headway.core.kv_cache_manager import KVCacheManager
+from headway.core.kv.eviction import create_eviction_policy
+from headway.core.kv.host_tier import HostTier
+from headway.core.kv.manager import KVCacheManager
+from headway.core.kv.prefix_cache import PrefixCache
 from headway.core.live_requests import LiveRequests
 from headway.core.overtaking import LongPrompts
 from headway.core.policy import PolicyView, SchedulingPolicy, create_policy
-from headway.core.prefix_cache import PrefixCache
 from headway.core.queue import GuardedQueue, WaitingQueue
 from headway.core.request import Request, RequestStatus
 from headway.core.scheduler_output import (

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Annotated, NamedTuple, Protocol
 
-from headway.core.kv_cache_manager import KVCacheManager
+from headway.core.kv.manager import KVCacheManager
 from headway.core.proposers import FORCED, UNKNOWN, Draft, Proposer, create_proposer
 from headway.core.request import Request
 from headway.core.scheduler_output import ScheduledRequest, SchedulerOutput, make_tuple

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from headway.core.kv_cache_manager import KVCacheManager
+from headway.core.kv.manager import KVCacheManager
 from headway.core.live_requests import LiveRequests
 from headway.core.policy import PolicyView, SchedulingPolicy
 from headway.core.request import Request, RequestStatus

@@ -36,7 +36,7 @@ from headway.core import (
     SchedulerOutput,
     check_invariants,
 )
-from headway.core.scheduler_output import BlockMoves
+from headway.core.kv.moves import BlockMoves
 from headway.engine.step_report import BatchSnapshot, StepReport
 from headway.errors import EngineDeadError
 from headway.executor import Executor, PendingStep, UnsampledStep

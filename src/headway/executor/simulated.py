@@ -11,7 +11,8 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
-from headway.core.scheduler_output import BlockMoves, ModelRunnerOutput, SampledTokens, SchedulerOutput
+from headway.core.kv.moves import BlockMoves
+from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, SchedulerOutput
 from headway.transfer.block_store import BlockTransfers, Transferred
 
 StepTime = Callable[[SchedulerOutput], float]

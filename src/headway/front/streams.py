@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self, cast
 
-from headway.core.cache_report import MAX_REPORTED
+from headway.core.kv.cache_report import MAX_REPORTED
 from headway.errors import InvalidRequestError, RequestFailedError
 from headway.outputs import (
     CompletionOutput,

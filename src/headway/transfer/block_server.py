@@ -42,7 +42,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.blocks import DIGEST_BYTES
+from headway.core.kv.blocks import DIGEST_BYTES
 from headway.errors import ConfigError, HeadwayError
 from headway.transfer.block_messages import (
     FORMAT,

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from headway.core.scheduler_output import BlockMoves
+from headway.core.kv.moves import BlockMoves
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -278,7 +278,7 @@ class BlockSnapshot(_Message):
 
 
 class CacheNews(_Message):
-    """How the prefix cache has changed: `core.cache_report.CacheReport`. It comes before the tokens of the step that
+    """How the prefix cache has changed: `core.kv.cache_report.CacheReport`. It comes before the tokens of the step that
     changed it."""
 
     number: int

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from headway.core import RequestStatus
+from headway.core.kv.moves import BlockMoves
 from headway.core.request_options import RequestOptions
-from headway.core.scheduler_output import BlockMoves, SchedulerOutput
+from headway.core.scheduler_output import SchedulerOutput
 from headway.engine import engine_core
 from headway.engine.engine_thread import EngineThread
 from headway.engine.llm_engine import LLMEngine

@@ -33,11 +33,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from headway.core.blocks import BlockPool, CachedBlock, root_digest
-from headway.core.host_tier import HostTier
-from headway.core.prefix_cache import PrefixCache
+from headway.core.kv.blocks import BlockPool, CachedBlock, root_digest
+from headway.core.kv.host_tier import HostTier
+from headway.core.kv.moves import NO_MOVES, BlockMoves
+from headway.core.kv.prefix_cache import PrefixCache
 from headway.core.request import Request
-from headway.core.scheduler_output import NO_MOVES, BlockMoves
 
 
 class _Holding:
