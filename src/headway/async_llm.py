@@ -22,6 +22,7 @@ from headway.config import EngineConfig
 from headway.core.request_options import OPTION_NAMES, RequestOptions
 from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt, options_each
 from headway.errors import EngineUnavailableError, InvalidRequestError
+from headway.front.deployment import Deployment
 from headway.front.engine_client import EngineClient
 from headway.front.roles import Roles
 from headway.front.streams import AnswerBuilder, RequestStream
@@ -76,15 +77,15 @@ class AsyncLLM:
         """
         given = {name: _plain(value) for name, value in {"model": model, **options}.items()}
         self._config = EngineConfig.from_options(**given)
-        self._client = EngineClient(
+        deployment = Deployment(
             given,
             factory=engine_factory,
             log_level=_log_level(),
-            resumes=resume,
             num_replicas=replicas,
             router=router,
             roles=None if roles is None else Roles.parse(roles),
         )
+        self._client = EngineClient(deployment, resumes=resume)
         self._threads = TokenizerThreads(tokenizer_threads)
         self._inputs: InputProcessor | None = None
         self._lengths: PredictionThread | None = None

@@ -151,10 +151,10 @@ FAULTS = (
     # ---- resumption -------------------------------------------------------------------------------------------------
     Fault(
         "deltas-of-the-dead",
-        "front/engine_client.py",
+        "front/resumption.py",
         "When a replica is replaced, clients get some tokens twice.",
-        "unit/front/test_requests_that_move.py",
-        "if own is None or own.replica is not replica:  # it was aborted, or moved, when this was on its way",
+        "unit/front/test_resumption.py",
+        "if own is None or own.engine is not engine:  # it was aborted, or moved, when this was on its way",
         "if own is None:",
     ),
     Fault(
@@ -168,11 +168,11 @@ FAULTS = (
     ),
     Fault(
         "deaths-never-forgotten",
-        "front/engine_client.py",
+        "front/resumption.py",
         "A long request is refused after a few restarts that it did not cause.",
-        "unit/front/test_requests_that_move.py",
-        "            self.num_deaths = self.num_trials = 0\n            self.phases.note_token",
-        "            self.phases.note_token",
+        "unit/front/test_resumption.py",
+        "if suspicions and (delta.token_ids or delta.progress is not None):",
+        "if suspicions and delta.progress is not None:",
     ),
     # ---- routing ----------------------------------------------------------------------------------------------------
     Fault(
@@ -185,7 +185,7 @@ FAULTS = (
     ),
     Fault(
         "lost-report-unnoticed",
-        "front/router.py",
+        "front/cache_index.py",
         "Requests are sent where their prompts are not cached any more.",
         "unit/front/test_router_books.py unit/front/test_routing.py",
         "elif report.number != self._next_number.get(place, 0):",

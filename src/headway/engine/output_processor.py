@@ -27,6 +27,7 @@ from headway.engine.detokenizer import IncrementalDetokenizer, StopChecker
 from headway.engine.input_processor import PreparedRequest
 from headway.outputs import (
     CompletionOutput,
+    Delivered,
     FinishReason,
     Logprob,
     LogprobsOfOnePosition,
@@ -34,7 +35,6 @@ from headway.outputs import (
     RequestOutput,
     SilentProgress,
     Streaming,
-    Told,
 )
 from headway.sampling_params import SamplingParams
 from headway.tokenizer import Tokenizer
@@ -71,9 +71,9 @@ class _Completion:
         if tokenizer is not None and params.detokenize:
             self._detokenizer = IncrementalDetokenizer(tokenizer, request.prompt_token_ids, params.skip_special_tokens)
 
-    def resume(self, told: Told, child: Request) -> None:
-        """Stand where it stood elsewhere after these tokens, of which everything was told but perhaps the end."""
-        for token_id in told.token_ids:
+    def resume(self, delivered: Delivered, child: Request) -> None:
+        """Stand where it stood elsewhere after these tokens, of which everything was delivered but perhaps the end."""
+        for token_id in delivered.token_ids:
             self.token_ids.append(token_id)
             if self._detokenizer is not None:
                 text = self._detokenizer.append((token_id,))
@@ -87,8 +87,8 @@ class _Completion:
         elif status is not None:
             last = self.token_ids[-1] if status is RequestStatus.FINISHED_STOPPED else None
             self._ending = (cast(FinishReason, status.value), None if last in self._eos_token_ids else last)
-        if told.is_finished:
-            self.finish_reason = "stop"  # whatever it was: it is not told again
+        if delivered.is_finished:
+            self.finish_reason = "stop"  # whatever it was: it is not delivered again
         elif self._ending is not None:
             self.tell_end()
 
@@ -396,17 +396,17 @@ class OutputProcessor:
         for child, completion in zip(request.children, live.completions, strict=True):
             self._owner[child.request_id] = (live, completion)
 
-    def resume(self, request_id: str, told: Sequence[Told], *, now_s: float) -> RequestOutput | None:
-        """A request that was just added goes on from elsewhere, where this was told of its completions. Returns the
-        ends that are still to be told, if there are any."""
+    def resume(self, request_id: str, delivered: Sequence[Delivered], *, now_s: float) -> RequestOutput | None:
+        """A request that was just added goes on from another engine, which has delivered this of its completions.
+        Returns the ends that are still to be delivered, if there are any."""
         live = self._live[request_id]
         ended = []
-        for completion, own, child in zip(live.completions, told, live.request.children, strict=True):
+        for completion, own, child in zip(live.completions, delivered, live.request.children, strict=True):
             completion.resume(own, child)
             if completion.finish_reason is not None and not own.is_finished:
                 ended.append(completion)
                 live.note_changed(completion)
-        if any(own.token_ids for own in told):
+        if any(own.token_ids for own in delivered):
             live.note_first_token(now_s)
             live.note_prompt_told()
         if not ended:

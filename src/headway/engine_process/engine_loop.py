@@ -35,10 +35,10 @@ from headway.wire.messages import (
     Delta,
     FromEngine,
     PositionLogprobs,
+    ReportCache,
     RequestTimings,
     Shutdown,
     StepBatch,
-    TellCache,
     ToEngine,
     TokenLogprob,
     UnreadableRequest,
@@ -194,7 +194,7 @@ class EngineLoop:
             self._is_watched = message.on
             if message.on:
                 self._channel.send(self._snapshots.blocks())
-        elif isinstance(message, TellCache):
+        elif isinstance(message, ReportCache):
             if self._cache is not None:
                 self._cache.tell_all()
         elif isinstance(message, Shutdown):
@@ -268,10 +268,10 @@ class EngineLoop:
         ended: RequestOutput | None = None
         try:
             prepared = self._engine.prepare(request.request_id, request.prompt_token_ids, params, request.options)
-            if request.told is None:
+            if request.delivered is None:
                 self._engine.submit(prepared, stream=stream)
             else:
-                ended = self._engine.resume(prepared, request.told)
+                ended = self._engine.resume(prepared, request.delivered)
         except Exception as error:
             self._refuse(request.request_id, error)
             return

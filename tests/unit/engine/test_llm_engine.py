@@ -15,7 +15,7 @@ from headway.engine import output_processor
 from headway.engine.input_processor import InputProcessor
 from headway.engine.llm_engine import LLMEngine
 from headway.executor.fake import FakeExecutor, FakeStep
-from headway.outputs import Logprob, Told
+from headway.outputs import Delivered, Logprob
 from headway.sampling_params import SamplingParams
 from tests.unit.engine_process.small_engine import create_engine, small_tokenizer
 from tests.unit.no_model import all_outputs, engine_on
@@ -217,7 +217,7 @@ def test_what_was_told_elsewhere_is_not_told_again() -> None:
 
     def tokens(told: list[int]) -> list[int]:
         engine = create_engine({})
-        assert engine.resume(engine.prepare("a", "The line", params), [Told(told)]) is None
+        assert engine.resume(engine.prepare("a", "The line", params), [Delivered(told)]) is None
         found: list[int] = []
         while engine.has_unfinished_requests():
             for output in engine.step().outputs:
