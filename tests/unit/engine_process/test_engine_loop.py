@@ -17,8 +17,9 @@ import pytest
 
 from headway.core import ModelRunnerOutput, SampledTokens, SchedulerOutput
 from headway.core.request_options import RequestOptions
-from headway.engine.input_processor import PreparedRequest
-from headway.engine_process.engine_loop import BrokenEngineError, EngineLoop
+from headway.engine.driver import BrokenEngineError
+from headway.engine.request_preparer import PreparedRequest
+from headway.engine_process.engine_loop import EngineLoop
 from headway.engine_process.engine_report import block_map
 from headway.executor import PendingStep
 from headway.sampling_params import SamplingParams
