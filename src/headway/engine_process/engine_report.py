@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Iterable
 import msgspec
 
 from headway.core import KVCacheManager, NewRequest, Request, Scheduler, SchedulerOutput
-from headway.engine.beam_search import BeamRequest, BeamRequests
+from headway.engine.beam_requests import BeamRequest, BeamRequests
 from headway.engine.step_report import StepReport, StepRow
 from headway.wire.engine_stats import EngineStats, StepKind, TransferStats
 from headway.wire.messages import (

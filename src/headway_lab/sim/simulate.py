@@ -396,7 +396,7 @@ class _Cluster:
         if self._prefill is not None and place >= self._num_serving:
             router, place = self._prefill.router, place - self._num_serving
         for report in reports:
-            router.index.take(place, report)
+            router.index.apply(place, report)
         for update in updates:
             if update.new_token_ids:
                 router.note_tokens(update.request_id, len(update.new_token_ids))
