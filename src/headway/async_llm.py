@@ -24,6 +24,7 @@ from headway.core.request_options import RequestOptions
 from headway.engine.prompt_forms import Prompt, num_chars_of, options_each, take_options
 from headway.engine.request_preparer import PreparedRequest, RequestPreparer
 from headway.errors import EngineUnavailableError, InvalidRequestError
+from headway.front.deployment import Deployment
 from headway.front.engine_client import EngineClient
 from headway.front.roles import Roles
 from headway.front.streams import RequestStream
@@ -75,15 +76,15 @@ class AsyncLLM:
         """
         given = {name: _plain(value) for name, value in {"model": model, **options}.items()}
         self._config = EngineConfig.from_options(**given)
-        self._client = EngineClient(
+        deployment = Deployment(
             given,
             factory=engine_factory,
             log_level=_log_level(),
-            resumes=resume,
             num_replicas=replicas,
             router=router,
             roles=None if roles is None else Roles.parse(roles),
         )
+        self._client = EngineClient(deployment, resumes=resume)
         self._threads = TokenizerThreads(tokenizer_threads)
         self._preparer: RequestPreparer | None = None
         self._lengths: PredictionThread | None = None

@@ -97,6 +97,14 @@ _DEFAULTS = {
 
 _HOST_BYTES_BEFORE_DISK = 2**30  # blocks pass through host memory on their way
 
+ARRIVAL_BYTES = 2**30
+CPU_ARRIVAL_BYTES = 2**28
+"""Where blocks arrive with roles, if nothing is said: room for them is needed only until they are copied in. A machine
+without a GPU has the smaller one."""
+PREFILL_STEP_TOKENS = 2048
+"""The most that a step of a GPU that computes only prompts has, if nothing is said: as fast as larger ones (H200), and
+the blocks of a part travel while the next part is computed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -534,6 +542,23 @@ class EngineConfig:
             sections[section_field.name] = section(**chosen)
         return cls(**sections)
 
+    def options_for_roles(self, *, has_gpu: bool, crosses_network: bool) -> dict[str, Any]:
+        """What engines need beside these options where prefill and decode are apart: room for blocks to arrive in.
+        Raises `ConfigError` for what does not go with that."""
+        if not self.cache.enable_prefix_caching:
+            raise ConfigError("roles need the prefix cache, by which blocks are found; it is switched off.")
+        if self.device.tensor_parallel_size != 1:
+            raise ConfigError("roles do not go with tensor_parallel_size: ranks have parts of blocks.")
+        if self.model.draft_model is not None:
+            raise ConfigError("roles do not go with a draft model, whose blocks would have to travel as well.")
+        if self.scheduler.preemption_mode == "recompute":
+            raise ConfigError("roles do not go with --preemption-mode recompute: blocks that come are copied in.")
+        if self.cache.host_cache_memory is not None or self.cache.arrival_memory is not None:
+            return {}
+        if has_gpu and not crosses_network and not self.cache.disk_cache:
+            return {"arrival_memory": ARRIVAL_BYTES}
+        return {"host_cache_memory": ARRIVAL_BYTES if has_gpu or crosses_network else CPU_ARRIVAL_BYTES}
+
     def resolve(self, device: str) -> ResolvedConfig:
         """Settle what the options and the kind of device, "cpu" or "cuda", decide."""
         return ResolvedConfig(
@@ -561,9 +586,14 @@ def iter_options() -> Iterator[tuple[type, dataclasses.Field[Any]]]:
             yield section, option_field
 
 
+def option_names() -> set[str]:
+    """Of all options."""
+    return {option_field.name for _, option_field in iter_options()}
+
+
 def check_names(options: Iterable[str]) -> None:
     """Raise `ConfigError` for the first name that is no option: with its new name, or the nearest one."""
-    known = {option_field.name for _, option_field in iter_options()}
+    known = option_names()
     for name in options:
         if name in RENAMED_OPTIONS:
             raise ConfigError(f"{name} is now {' and '.join(map(_with_values, RENAMED_OPTIONS[name]))}.")

@@ -8,7 +8,7 @@ from typing import cast
 from headway.core import Request, RequestStatus, RequestUpdate, TokenLogprobs
 from headway.engine.detokenizer import IncrementalDetokenizer, StopChecker
 from headway.engine.request_preparer import PreparedRequest
-from headway.outputs import CompletionOutput, FinishReason, Logprob, LogprobsOfOnePosition, Told
+from headway.outputs import CompletionOutput, Delivered, FinishReason, Logprob, LogprobsOfOnePosition
 from headway.tokenizer import Tokenizer
 
 
@@ -38,9 +38,9 @@ class Completion:
         if tokenizer is not None and params.detokenize:
             self._detokenizer = IncrementalDetokenizer(tokenizer, request.prompt_token_ids, params.skip_special_tokens)
 
-    def resume(self, told: Told, child: Request) -> None:
-        """Stand where it stood elsewhere after these tokens, of which everything was told but perhaps the end."""
-        for token_id in told.token_ids:
+    def resume(self, delivered: Delivered, child: Request) -> None:
+        """Stand where it stood elsewhere after these tokens, of which everything was delivered but perhaps the end."""
+        for token_id in delivered.token_ids:
             self.token_ids.append(token_id)
             if self._detokenizer is not None:
                 text = self._detokenizer.append((token_id,))
@@ -54,8 +54,8 @@ class Completion:
         elif status is not None:
             last = self.token_ids[-1] if status is RequestStatus.FINISHED_STOPPED else None
             self._ending = (cast(FinishReason, status.value), None if last in self._eos_token_ids else last)
-        if told.is_finished:
-            self.finish_reason = "stop"  # whatever it was: it is not told again
+        if delivered.is_finished:
+            self.finish_reason = "stop"  # whatever it was: it is not delivered again
         elif self._ending is not None:
             self.tell_end()
 

@@ -23,7 +23,7 @@ from headway.engine.step_report import EngineStep
 from headway.errors import ConfigError, InvalidRequestError
 from headway.executor import Executor
 from headway.models.decoder_config import DecoderConfig
-from headway.outputs import RequestOutput, Streaming, Told
+from headway.outputs import Delivered, RequestOutput, Streaming
 from headway.predict import AnswerLengths
 from headway.sampling_params import SamplingParams
 from headway.structured.compiling import GrammarCompiler
@@ -170,21 +170,22 @@ class LLMEngine:
         if stream:
             request.params.check_can_stream()
 
-    def resume(self, request: PreparedRequest, told: Sequence[Told]) -> RequestOutput | None:
-        """Queue a prepared request, as deltas, that goes on from elsewhere: `told` says what its completions have, and
-        their next tokens are those that they would have had there. Returns ends that are still to be told, if any."""
-        if len(told) != len(request.children):
+    def resume(self, request: PreparedRequest, delivered: Sequence[Delivered]) -> RequestOutput | None:
+        """Queue a prepared request that goes on from another engine, as deltas: `delivered` says what its completions
+        have, and their next tokens are those that they would have had there. Returns the ends that are still to be
+        delivered, if there are any."""
+        if len(delivered) != len(request.children):
             raise InvalidRequestError(
-                f"{len(told)} completions go on, and the request has {len(request.children)}.", param="told"
+                f"{len(delivered)} completions go on, and the request has {len(request.children)}.", param="delivered"
             )
         self._check_new(request, "delta")
-        for own in told:
+        for own in delivered:
             if own.token_ids and not 0 <= min(own.token_ids) <= max(own.token_ids) < self.model_config.vocab_size:
-                raise InvalidRequestError("A token to go on from is outside the vocabulary.", param="told")
+                raise InvalidRequestError("A token to go on from is outside the vocabulary.", param="delivered")
         self._outputs.add(request, stream="delta", now_s=self._now())
-        output = self._outputs.resume(request.request_id, told, now_s=self._now())
+        output = self._outputs.resume(request.request_id, delivered, now_s=self._now())
         ended = () if output is None else {each.index for each in output.outputs}
-        for index, (child, own) in enumerate(zip(request.children, told, strict=True)):
+        for index, (child, own) in enumerate(zip(request.children, delivered, strict=True)):
             if index not in ended and not own.is_finished:
                 child.resume(own.token_ids)
                 self.core.add_request(child)

@@ -24,13 +24,13 @@ from headway.engine.completion import Completion, position_logprobs
 from headway.engine.request_preparer import PreparedRequest
 from headway.outputs import (
     CompletionOutput,
+    Delivered,
     FinishReason,
     LogprobsOfOnePosition,
     RequestMetrics,
     RequestOutput,
     SilentProgress,
     Streaming,
-    Told,
 )
 from headway.sampling_params import SamplingParams
 from headway.tokenizer import Tokenizer
@@ -241,17 +241,17 @@ class OutputProcessor:
         for child, completion in zip(request.children, live.completions, strict=True):
             self._owner[child.request_id] = (live, completion)
 
-    def resume(self, request_id: str, told: Sequence[Told], *, now_s: float) -> RequestOutput | None:
-        """A request that was just added goes on from elsewhere, where this was told of its completions. Returns the
-        ends that are still to be told, if there are any."""
+    def resume(self, request_id: str, delivered: Sequence[Delivered], *, now_s: float) -> RequestOutput | None:
+        """A request that was just added goes on from another engine, which has delivered this of its completions.
+        Returns the ends that are still to be delivered, if there are any."""
         live = self._live[request_id]
         ended = []
-        for completion, own, child in zip(live.completions, told, live.request.children, strict=True):
+        for completion, own, child in zip(live.completions, delivered, live.request.children, strict=True):
             completion.resume(own, child)
             if completion.finish_reason is not None and not own.is_finished:
                 ended.append(completion)
                 live.note_changed(completion)
-        if any(own.token_ids for own in told):
+        if any(own.token_ids for own in delivered):
             live.note_first_token(now_s)
             live.note_prompt_told()
         if not ended:

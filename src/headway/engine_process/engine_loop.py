@@ -34,9 +34,9 @@ from headway.wire.messages import (
     CacheNews,
     Delta,
     FromEngine,
+    ReportCache,
     Shutdown,
     StepBatch,
-    TellCache,
     ToEngine,
     UnreadableRequest,
     Watch,
@@ -92,8 +92,8 @@ class EngineLoop:
         self._live: set[str] = set()
         self._silent: set[str] = set()  # those of them that tell nothing but progress before their end
         self._is_watched = False
-        tier = engine.core.scheduler.kv_cache.host_tier
-        self._stats_are_stale = tier is not None and len(tier) > 0  # blocks have been loaded
+        tiers = engine.core.scheduler.kv_cache.tiers
+        self._stats_are_stale = tiers is not None and len(tiers.host) > 0  # blocks have been loaded
         self._has_checked = True  # whether blocks and requests were found to agree since the last step
         self._has_blocks_to_serve = False
         self._drain_until_s: float | None = None
@@ -185,7 +185,7 @@ class EngineLoop:
             self._is_watched = message.on
             if message.on:
                 self._channel.send(self._snapshots.blocks())
-        elif isinstance(message, TellCache):
+        elif isinstance(message, ReportCache):
             if self._cache is not None:
                 self._cache.tell_all()
         elif isinstance(message, Shutdown):
@@ -221,10 +221,10 @@ class EngineLoop:
         ended: RequestOutput | None = None
         try:
             prepared = self._engine.prepare(request.request_id, request.prompt_token_ids, params, request.options)
-            if request.told is None:
+            if request.delivered is None:
                 self._engine.submit(prepared, stream=stream)
             else:
-                ended = self._engine.resume(prepared, request.told)
+                ended = self._engine.resume(prepared, request.delivered)
         except Exception as error:
             self._refuse(request.request_id, error)
             return

@@ -16,7 +16,7 @@ from headway.engine.completion import Completion, position_logprobs
 from headway.engine.llm_engine import LLMEngine
 from headway.engine.request_preparer import RequestPreparer
 from headway.executor.fake import FakeExecutor, FakeStep
-from headway.outputs import Logprob, Told
+from headway.outputs import Delivered, Logprob
 from headway.sampling_params import SamplingParams
 from tests.unit.engine_process.small_engine import create_engine, small_tokenizer
 from tests.unit.no_model import all_outputs, engine_on
@@ -218,7 +218,7 @@ def test_what_was_told_elsewhere_is_not_told_again() -> None:
 
     def tokens(told: list[int]) -> list[int]:
         engine = create_engine({})
-        assert engine.resume(engine.prepare("a", "The line", params), [Told(told)]) is None
+        assert engine.resume(engine.prepare("a", "The line", params), [Delivered(told)]) is None
         found: list[int] = []
         while engine.has_unfinished_requests():
             for output in engine.step().outputs:
