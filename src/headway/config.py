@@ -11,18 +11,17 @@ that the engine reads. What a checkpoint or free memory decides is settled in `h
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import numbers
 import os
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, did_you_mean
 from headway.settings import MAX_DRAFT_TOKENS, CacheSettings, DeviceSettings, SchedulerSettings
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -609,20 +608,6 @@ def _with_values(name: str) -> str:
         return f"{name} (True or False)"
     choices = option_field.metadata["choices"]
     return name if choices is None else f"{name} ({' or '.join(map(repr, choices))})"
-
-
-_LEAST_BEGINNING = 3
-
-
-def did_you_mean(
-    name: str, valid: Mapping[str, Any] | tuple[str, ...], *, cutoff: float = 0.6, by_beginning: bool = True
-) -> str:
-    """A sentence naming the nearest valid name, or the empty string when nothing is as near as `cutoff`: a name that is
-    spelt much the same or, `by_beginning`, one that begins with the other."""
-    near = difflib.get_close_matches(name, list(valid), n=1, cutoff=cutoff)
-    if not near and by_beginning and len(name) >= _LEAST_BEGINNING:
-        near = [one for one in valid if one.startswith(name) or name.startswith(one)]
-    return f" Did you mean '{near[0]}'?" if near else ""
 
 
 _BYTE_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}

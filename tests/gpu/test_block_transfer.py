@@ -21,7 +21,7 @@ import torch
 
 from tests.triton_device import ON_GPU  # isort: split
 
-from headway.core.blocks import DIGEST_BYTES
+from headway.core.kv.blocks import DIGEST_BYTES
 from headway.front import prefills
 from headway.front.deployment import Deployment
 from headway.front.engine_client import EngineClient

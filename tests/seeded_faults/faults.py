@@ -56,7 +56,7 @@ FAULTS = (
     # ---- blocks and prefix cache ------------------------------------------------------------------------------------
     Fault(
         "salt-ignored",
-        "core/blocks.py",
+        "core/kv/blocks.py",
         "A tenant can find out by timing what prompts others have sent.",
         "unit/core/test_block_hash.py property/test_prefix_cache_property.py",
         '(salt or "").encode("utf-8", "surrogatepass")',
@@ -64,7 +64,7 @@ FAULTS = (
     ),
     Fault(
         "digest-without-chain",
-        "core/blocks.py",
+        "core/kv/blocks.py",
         "A prompt whose middle was seen elsewhere is answered as if its beginning was the other's.",
         "unit/core/test_block_hash.py property/test_prefix_cache_property.py",
         "digest = blake2b(digest + packed[start",
@@ -72,11 +72,11 @@ FAULTS = (
     ),
     Fault(
         "whole-prompt-shared",
-        "core/kv_cache_manager.py",
+        "core/request.py",
         "A prompt sent a second time, of exactly some blocks, is never answered.",
         "unit/engine/test_beam_requests.py",
-        "return (request.num_known_tokens - 1) // self.block_size",
-        "return request.num_known_tokens // self.block_size",
+        "return (self.num_known_tokens - 1) // block_size",
+        "return self.num_known_tokens // block_size",
     ),
     Fault(
         "failed-blocks-kept",
@@ -89,11 +89,11 @@ FAULTS = (
     # ---- host memory and disk ---------------------------------------------------------------------------------------
     Fault(
         "slot-reused-before-read",
-        "core/host_tier.py",
+        "core/kv/host_tier.py",
         "A block that is about to be copied back is overwritten, and answers go wrong.",
         "unit/core/test_host_tier.py",
-        "if is_unlanded or slot in self._read_by_next_step or digest in self._storing:",
-        "if is_unlanded or digest in self._storing:",
+        "if part.state is _FETCHING or part.is_storing or part.slot in self._read_by_next_step:",
+        "if part.state is _FETCHING or part.is_storing:",
     ),
     Fault(
         "copied-in-before-out",
@@ -159,7 +159,7 @@ FAULTS = (
     ),
     Fault(
         "told-again",
-        "engine/output_processor.py",
+        "engine/completion.py",
         "A request that goes on in another process repeats its answer from the beginning.",
         "unit/engine/test_llm_engine.py",
         "        self._num_told = len(self.token_ids)\n        if self.logprobs is not None:\n"

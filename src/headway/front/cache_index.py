@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from headway.core.cache_report import CacheReport
+from headway.core.kv.cache_report import CacheReport
 
 
 def places_of(bits: int) -> list[int]:

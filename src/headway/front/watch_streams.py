@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from headway.core.cache_report import MAX_REPORTED
+from headway.core.kv.cache_report import MAX_REPORTED
 from headway.front.streams import Waiter
 from headway.wire.messages import Snapshot
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from headway.core.cache_report import CacheReport
+from headway.core.kv.cache_report import CacheReport
 from headway.front.cache_index import CacheIndex
 from headway.front.watch_streams import CacheEvent, CacheStream, SnapshotStream, present_state
 from headway.wire.messages import CacheNews, EngineReady, ReportCache, Snapshot, Watch

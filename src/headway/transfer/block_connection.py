@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from headway.core.blocks import DIGEST_BYTES
+from headway.core.kv.blocks import DIGEST_BYTES
 from headway.errors import HeadwayError
 from headway.transfer.block_messages import (
     MAX_DIGESTS,

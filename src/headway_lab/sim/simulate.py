@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from headway.config import CacheConfig
 from headway.core import Request, RequestStatus, RequestUpdate, Scheduler, SchedulerOutput
-from headway.core.cache_report import CacheChanges, CacheReport
+from headway.core.kv.cache_report import CacheChanges, CacheReport
 from headway.core.scheduler import create_scheduler
 from headway.engine.engine_core import CoreStep, EngineCore
 from headway.errors import ConfigError

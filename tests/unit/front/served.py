@@ -30,9 +30,12 @@ def small_client(patience: Patience = PATIENCE, **options: Any) -> EngineClient:
     """One that has not started. Options are its own and those of its engines, which start again soon."""
     resumes = options.pop("resumes", False)
     own = {name: options.pop(name) for name in inspect.signature(Deployment).parameters if name in options}
-    deployment = Deployment(options, **{"factory": FACTORY, "log_level": "CRITICAL", **own})
-    backoff = lambda: Backoff(first_s=0.05, longest_s=0.1)  # noqa: E731
-    return EngineClient(deployment, patience=patience, backoff=backoff, resumes=resumes)
+    return EngineClient(
+        Deployment(options, **{"factory": FACTORY, "log_level": "CRITICAL", **own}),
+        patience=patience,
+        backoff=lambda: Backoff(first_s=0.05, longest_s=0.1),
+        resumes=resumes,
+    )
 
 
 @contextlib.asynccontextmanager

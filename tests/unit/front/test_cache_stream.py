@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from headway.core.blocks import block_digests, root_digest
-from headway.core.cache_report import CacheChanges
+from headway.core.kv.blocks import block_digests, root_digest
+from headway.core.kv.cache_report import CacheChanges
 from headway.core.request_options import RequestOptions
 from headway.front import watch_streams
 from headway.front.deployment import Deployment
@@ -110,7 +110,7 @@ async def test_the_index_outside_equals_the_caches_whatever_happens(seed: int, m
     chance = random.Random(seed)
     monkeypatch.setattr(watch_streams, "MAX_UNREAD_BLOCKS", chance.choice([5, 50, 10_000]))
     monkeypatch.setattr(watch_streams, "MAX_REPORTED", chance.choice([1, 7, 4096]))
-    monkeypatch.setattr("headway.core.cache_report.MAX_REPORTED", chance.choice([3, 4096]))
+    monkeypatch.setattr("headway.core.kv.cache_report.MAX_REPORTED", chance.choice([3, 4096]))
     client = EngineClient(Deployment(num_replicas=3, router="round-robin", reports_caches=True))
     replicas = [PretendedReplica(client, place, chance, 40) for place in range(3)]
     followers: list[tuple[CacheStream, Outside]] = []

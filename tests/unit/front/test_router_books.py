@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.core.cache_report import CacheReport
+from headway.core.kv.cache_report import CacheReport
 from headway.front.cache_index import CacheIndex
 from headway.front.router import Router
 

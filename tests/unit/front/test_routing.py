@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.cache_report import MAX_REPORTED, CacheChanges, CacheReport
+from headway.core.kv.cache_report import MAX_REPORTED, CacheChanges, CacheReport
 from headway.errors import ConfigError
 from headway.front.cache_index import CacheIndex, places_of
 from headway.front.router import EXPECTED_TOKENS, ROUTERS, Router, expected_tokens

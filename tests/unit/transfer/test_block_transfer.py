@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from headway.core.blocks import DIGEST_BYTES
+from headway.core.kv.blocks import DIGEST_BYTES
 from headway.errors import ConfigError
 from headway.transfer import block_connection, block_messages, block_server, carriers
 from headway.transfer.block_client import PeerBlocks
