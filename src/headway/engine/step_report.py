@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from headway.core import Request, RequestUpdate, SchedulerOutput
+from headway.core import Request, RequestUpdate, Scheduler, SchedulerOutput
+from headway.core.scheduler_output import BatchSnapshot
 from headway.outputs import RequestOutput, SilentProgress
 
 
@@ -41,19 +42,17 @@ class StepRow(NamedTuple):
         return self.num_tokens == 1 + self.num_drafts and self.num_computed_tokens >= self.num_prompt_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSnapshot:
-    """The state of the scheduler right after it has planned a step: all of a report but the outcome."""
-
-    output: SchedulerOutput
-    requests: tuple[Request, ...]
-    """One for each of `output.scheduled`; later steps change them."""
-    num_tokens: tuple[int, ...]
-    """How many tokens each has, with the one that the step samples."""
-    num_running: int
-    num_waiting: int
-    num_used_blocks: int
-    num_used_slots: int
+def take_snapshot(scheduler: Scheduler, output: SchedulerOutput, requests: tuple[Request, ...]) -> BatchSnapshot:
+    """To be called after planning, before anything else happens to the scheduler."""
+    return BatchSnapshot(
+        output=output,
+        requests=requests,
+        num_tokens=tuple([request.num_tokens for request in requests]),
+        num_running=len(scheduler.running),
+        num_waiting=scheduler.num_waiting,
+        num_used_blocks=scheduler.kv_cache.num_used_blocks,
+        num_used_slots=scheduler.num_used_slots,
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from headway.core.scheduler_output import BlockMoves, ModelRunnerOutput, SchedulerOutput
+from headway.core.scheduler_output import BlockMoves, PendingStep, SchedulerOutput
 from headway.structured.guides import TokenMasks
 
 if TYPE_CHECKING:
@@ -14,14 +14,6 @@ if TYPE_CHECKING:
     from headway.attention import AttentionBackend
     from headway.models.decoder import Decoder
     from headway.transfer.block_store import BlockTransfers
-
-
-class PendingStep(Protocol):
-    """A step that has been submitted."""
-
-    def result(self) -> ModelRunnerOutput:
-        """Wait until the step has run. Called once per step, in order of submission; raises if the step failed."""
-        ...
 
 
 class UnsampledStep(Protocol):

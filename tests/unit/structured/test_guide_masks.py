@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from headway.core import Request
 from headway.sampling_params import SamplingParams, StructuredOutputsParams
 from headway.structured.compiling import GrammarCompiler
 from headway.structured.grammars import grammar_of
-from headway.structured.guides import Guides
+from headway.structured.guides import GuidedShare, Guides
 from tests.unit.structured.matching import allowed_by, embedded_tokenizer
 
 
@@ -26,9 +27,10 @@ def allowed(guides: Guides, *token_ids: int, **fields: Any) -> set[int]:
     """What a request that answers yes or no may say after these tokens."""
     structured = StructuredOutputsParams(choice=["yes", "no"])
     params = SamplingParams(structured_outputs=structured, **fields).with_grammar(grammar_of(structured))
-    guides.add("r", params, token_ids)
-    bits = guides.begin([("r", ())]).result().masks.bits[0]
-    guides.drop("r")
+    request = Request("r", [1], max_tokens=40, sampling_params=params)
+    request.resume(token_ids)
+    guides.add(request)
+    bits = guides.begin([GuidedShare(guides.live["r"], ())]).result().masks.bits[0]
     return set(allowed_by(bits).tolist())
 
 
