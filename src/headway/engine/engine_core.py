@@ -35,7 +35,7 @@ from headway.core import (
 )
 from headway.core.scheduler_output import BatchSnapshot, BlockMoves
 from headway.core.steps import LaunchedStep
-from headway.engine.step_report import StepReport, take_snapshot
+from headway.engine.step_report import StepReport
 from headway.errors import EngineDeadError
 from headway.executor import Executor, FailedStep
 from headway.tracing import span
@@ -297,7 +297,7 @@ class EngineCore:
                 raise
 
     def _note_launch(self, step: LaunchedStep) -> None:
-        step.snapshot = take_snapshot(self.scheduler, step.output, step.requests)
+        step.snapshot = self._take_snapshot(step.output, step.requests)
         step.submitted_s = self._now()
 
     def _take_result(self) -> CoreStep:
@@ -340,8 +340,21 @@ class EngineCore:
         self._sleep(min(max(opens_at_s - self._now(), 0.0), _LONGEST_SLEEP_S))
 
     def _idle_step(self, updates: list[RequestUpdate]) -> CoreStep:
-        snapshot = take_snapshot(self.scheduler, self.scheduler.nothing(), ())
+        snapshot = self._take_snapshot(self.scheduler.nothing(), ())
         return CoreStep([], updates, self._report(snapshot, updates, 0.0))
+
+    def _take_snapshot(self, output: SchedulerOutput, requests: tuple[Request, ...]) -> BatchSnapshot:
+        """The state after planning, before anything else happens to the scheduler."""
+        scheduler = self.scheduler
+        return BatchSnapshot(
+            output=output,
+            requests=requests,
+            num_tokens=tuple([request.num_tokens for request in requests]),
+            num_running=len(scheduler.running),
+            num_waiting=scheduler.num_waiting,
+            num_used_blocks=scheduler.kv_cache.num_used_blocks,
+            num_used_slots=scheduler.num_used_slots,
+        )
 
     def _report(
         self,

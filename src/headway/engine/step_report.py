@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from headway.core import Request, RequestUpdate, Scheduler, SchedulerOutput
+from headway.core import RequestUpdate
 from headway.core.scheduler_output import BatchSnapshot
 from headway.outputs import RequestOutput, SilentProgress
 
@@ -40,19 +40,6 @@ class StepRow(NamedTuple):
         """One token, fed back from the step before, and guesses of those after it; anything else is a chunk of tokens
         that are already known."""
         return self.num_tokens == 1 + self.num_drafts and self.num_computed_tokens >= self.num_prompt_tokens
-
-
-def take_snapshot(scheduler: Scheduler, output: SchedulerOutput, requests: tuple[Request, ...]) -> BatchSnapshot:
-    """To be called after planning, before anything else happens to the scheduler."""
-    return BatchSnapshot(
-        output=output,
-        requests=requests,
-        num_tokens=tuple([request.num_tokens for request in requests]),
-        num_running=len(scheduler.running),
-        num_waiting=scheduler.num_waiting,
-        num_used_blocks=scheduler.kv_cache.num_used_blocks,
-        num_used_slots=scheduler.num_used_slots,
-    )
 
 
 @dataclass(frozen=True, eq=False)
