@@ -98,6 +98,7 @@ class LLMEngine:
         from headway.loader import open_checkpoint
         from headway.loader.embedded import embedded_model_path
         from headway.worker.formats import choose_device
+        from headway.worker.rank_start import first_rank
 
         # First: what is wrong with a file need not wait for the model.
         lengths = AnswerLengths.from_config(config.prediction) if predicts else None
@@ -111,9 +112,8 @@ class LLMEngine:
         draft = _open_draft(config.model)
         executor: LocalExecutor | RanksExecutor
         if resolved.device.tensor_parallel_size > 1:
-            executor = RanksExecutor.from_config(
-                resolved, checkpoint, model=model, eos_token_ids=eos_token_ids, draft=draft, progress=progress
-            )
+            with first_rank(resolved, model=model, eos_token_ids=eos_token_ids) as start:
+                executor = RanksExecutor(start, checkpoint, draft, progress)
         else:
             executor = LocalExecutor.from_config(
                 resolved, checkpoint, eos_token_ids=eos_token_ids, draft=draft, progress=progress
