@@ -159,7 +159,7 @@ FAULTS = (
     ),
     Fault(
         "told-again",
-        "engine/output_processor.py",
+        "engine/completions.py",
         "A request that goes on in another process repeats its answer from the beginning.",
         "unit/engine/test_llm_engine.py",
         "        self._num_told = len(self.token_ids)\n        if self.logprobs is not None:\n"

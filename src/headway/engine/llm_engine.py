@@ -20,7 +20,7 @@ from headway.config import CacheConfig, EngineConfig, ModelConfig, ResolvedConfi
 from headway.core import Request, RequestStatus, RequestUpdate
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from headway.core.scheduler import create_scheduler
-from headway.engine.beam_search import BeamRequests, SearchedStep
+from headway.engine.beam_requests import BeamRequests, SearchedStep
 from headway.engine.engine_core import EngineCore
 from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt
 from headway.engine.output_processor import EndedCompletion, OutputProcessor

@@ -8,8 +8,8 @@ import pytest
 
 from headway.core.request_options import RequestOptions
 from headway.engine.beam_search import BeamRules, BeamSearch
+from headway.engine.completions import choose_best
 from headway.engine.llm_engine import LLMEngine
-from headway.engine.output_processor import choose_best
 from headway.errors import InvalidRequestError, RequestTooLargeError
 from headway.outputs import CompletionOutput, RequestOutput
 from headway.sampling_params import SamplingParams

@@ -11,9 +11,10 @@ import pytest
 
 from headway import tracing
 from headway.core import ModelRunnerOutput, PromptLogprobs, RequestUpdate, SchedulerOutput, TokenLogprobs
-from headway.engine import output_processor
+from headway.engine.completions import Completion, position_logprobs
 from headway.engine.input_processor import InputProcessor
 from headway.engine.llm_engine import LLMEngine
+from headway.engine.output_processor import OUTPUT_FAILED
 from headway.executor.fake import FakeExecutor, FakeStep
 from headway.outputs import Logprob, Told
 from headway.sampling_params import SamplingParams
@@ -91,7 +92,7 @@ def test_a_new_request_inherits_nothing_from_an_aborted_one_with_its_id() -> Non
     assert len(outputs) == 9
     metrics = outputs[-1].metrics
     assert metrics is not None and metrics.first_scheduled_s > arrived_s and metrics.first_token_s > arrived_s
-    assert outputs[-1].prompt_logprobs == [None, output_processor.position_logprobs(logprob(1))]
+    assert outputs[-1].prompt_logprobs == [None, position_logprobs(logprob(1))]
 
 
 @both
@@ -168,29 +169,29 @@ def test_a_sequence_whose_tokens_make_no_output_fails_alone(monkeypatch: pytest.
     engine = make_engine(overlap=False)
     for name in ("good", "bad"):
         engine.add_request(name, [1, 2, 3], SamplingParams(max_tokens=4))
-    take = output_processor._Completion.take
+    take = Completion.take
 
-    def take_or_raise(completion: output_processor._Completion, update: RequestUpdate) -> bool:
+    def take_or_raise(completion: Completion, update: RequestUpdate) -> bool:
         if completion.request_id == "bad" and len(completion.token_ids) == 2:
             raise ZeroDivisionError
         return take(completion, update)
 
-    monkeypatch.setattr(output_processor._Completion, "take", take_or_raise)
+    monkeypatch.setattr(Completion, "take", take_or_raise)
     errors: dict[str, str] = {}
     ends = {output.request_id: output.outputs[0] for output in all_outputs(engine, errors) if output.finished}
     assert (ends["good"].finish_reason, len(ends["good"].token_ids)) == ("length", 4)
     assert (ends["bad"].finish_reason, len(ends["bad"].token_ids)) == ("error", 2)
-    assert errors == {"bad": output_processor.OUTPUT_FAILED}
+    assert errors == {"bad": OUTPUT_FAILED}
 
 
 def test_logprobs_of_a_position_begin_with_its_token_and_repeat_nothing() -> None:
     record = TokenLogprobs(5, -3.0, 9, [2, 5, 1], [-1.0, -3.0, -4.0])
-    told = output_processor.position_logprobs(record, str)
+    told = position_logprobs(record, str)
     assert told == {5: Logprob(-3.0, 9, "5"), 2: Logprob(-1.0, 1, "2"), 1: Logprob(-4.0, 3, "1")}
-    assert list(output_processor.position_logprobs(record)) == [5, 2, 1]
-    assert output_processor.position_logprobs(record)[2].decoded_token is None
+    assert list(position_logprobs(record)) == [5, 2, 1]
+    assert position_logprobs(record)[2].decoded_token is None
     with_named = dataclasses.replace(record, named_ids=(7, 1), named_logprobs=(-9.0, -4.0))
-    assert output_processor.position_logprobs(with_named, str) == told | {7: Logprob(-9.0, None, "7")}
+    assert position_logprobs(with_named, str) == told | {7: Logprob(-9.0, None, "7")}
 
 
 @both
