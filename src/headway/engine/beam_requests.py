@@ -22,7 +22,7 @@ from headway.core import NewRequest, Request, RequestStatus, RequestUpdate, Sche
 from headway.core.request_options import RequestOptions
 from headway.engine.beam_search import Beam, BeamRules, BeamSearch
 from headway.engine.detokenizer import IncrementalDetokenizer
-from headway.engine.input_processor import PreparedRequest, core_id
+from headway.engine.request_preparer import PreparedRequest, core_id
 from headway.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput, SilentProgress
 from headway.sampling_params import SamplingParams
 from headway.tokenizer import Tokenizer

@@ -1,4 +1,4 @@
-"""Beam search: of all ways to go on, keep the few most likely ones.
+"""Beam search: of all ways to go on, keep the few most likely ones. Decisions only: see `beam_requests` for the rest.
 
     "The" ─┬─ " cat" ─┬─ " sat"   -2.1    goes on                       width 2
            │          └─ <end>    -2.4    ends: a hypothesis

@@ -1,12 +1,14 @@
-"""From what a step has changed to what users see of their requests: outputs, errors, timings."""
+"""From sampled tokens to what a user sees: text, logprobs, stop strings, finish reasons, timings."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +20,19 @@ from headway.core import (
     RequestUpdate,
     SchedulerOutput,
 )
-from headway.engine.completions import Completion, choose_best, position_logprobs
-from headway.engine.input_processor import PreparedRequest
+from headway.engine.completion import Completion, position_logprobs
+from headway.engine.request_preparer import PreparedRequest
 from headway.outputs import (
+    CompletionOutput,
+    Delivered,
     FinishReason,
     LogprobsOfOnePosition,
     RequestMetrics,
     RequestOutput,
     SilentProgress,
     Streaming,
-    Told,
 )
+from headway.sampling_params import SamplingParams
 from headway.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -237,17 +241,17 @@ class OutputProcessor:
         for child, completion in zip(request.children, live.completions, strict=True):
             self._owner[child.request_id] = (live, completion)
 
-    def resume(self, request_id: str, told: Sequence[Told], *, now_s: float) -> RequestOutput | None:
-        """A request that was just added goes on from elsewhere, where this was told of its completions. Returns the
-        ends that are still to be told, if there are any."""
+    def resume(self, request_id: str, delivered: Sequence[Delivered], *, now_s: float) -> RequestOutput | None:
+        """A request that was just added goes on from another engine, which has delivered this of its completions.
+        Returns the ends that are still to be delivered, if there are any."""
         live = self._live[request_id]
         ended = []
-        for completion, own, child in zip(live.completions, told, live.request.children, strict=True):
+        for completion, own, child in zip(live.completions, delivered, live.request.children, strict=True):
             completion.resume(own, child)
             if completion.finish_reason is not None and not own.is_finished:
                 ended.append(completion)
                 live.note_changed(completion)
-        if any(own.token_ids for own in told):
+        if any(own.token_ids for own in delivered):
             live.note_first_token(now_s)
             live.note_prompt_told()
         if not ended:
@@ -357,3 +361,20 @@ def _add_progress(
     progress[request_id] = SilentProgress(
         known.num_started + is_start, known.num_tokens + num_tokens - num_tokens_before
     )
+
+
+def choose_best(completions: list[CompletionOutput], params: SamplingParams) -> list[CompletionOutput]:
+    """The `n` best, numbered anew from the best on; of equals, the one that came first. What is compared is the
+    log-probability per token, the end-of-sequence token included: the sum would favour short ones. Logprobs were needed
+    to find them and are shown only if they were asked for."""
+    hidden: dict[str, Any] = {"logprobs": None, "cumulative_logprob": None} if params.logprobs is None else {}
+    best = sorted(completions, key=_rank)[: params.n]
+    return [dataclasses.replace(completion, index=index, **hidden) for index, completion in enumerate(best)]
+
+
+def _rank(completion: CompletionOutput) -> tuple[bool, float]:
+    """Smallest first. A failure comes before everything else, since it must not be hidden behind the others."""
+    assert completion.cumulative_logprob is not None
+    num_tokens = len(completion.token_ids)
+    per_token = completion.cumulative_logprob / num_tokens if num_tokens else -math.inf
+    return (completion.finish_reason != "error", -per_token)

@@ -15,7 +15,8 @@ import dataclasses
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from headway.core.scheduler_output import BlockMoves, ModelRunnerOutput, SampledTokens, SchedulerOutput
+from headway.core.kv.moves import BlockMoves
+from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, SchedulerOutput
 from headway.executor import FailedStep, MaskedExecutor, PendingStep, UnsampledStep
 from headway.structured.guides import GuidedShare, GuidedStep, GuideEnd, Guides
 from headway.tracing import span

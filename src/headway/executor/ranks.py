@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from headway.core.scheduler_output import BlockMoves, ModelRunnerOutput, SchedulerOutput
+from headway.core.kv.moves import BlockMoves
+from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from headway.errors import EngineDeadError, HeadwayError
 from headway.executor import PendingStep, UnsampledStep
 from headway.executor.rank_peers import Peers, start_peers

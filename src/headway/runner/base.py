@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from headway.core.scheduler_output import BlockMoves, PendingStep, SchedulerOutput
+from headway.core.kv.moves import BlockMoves
+from headway.core.scheduler_output import PendingStep, SchedulerOutput
 from headway.structured.guides import TokenMasks
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-from headway.core.scheduler_output import BlockMoves, PendingStep, SchedulerOutput
+from headway.core.kv.moves import BlockMoves
+from headway.core.scheduler_output import PendingStep, SchedulerOutput
 from headway.errors import ConfigError, HeadwayError
 from headway.layers.collectives import Collectives, Meeting
 from headway.loader import open_checkpoint

@@ -8,8 +8,8 @@ import pytest
 
 from headway.core.request_options import RequestOptions
 from headway.engine.beam_search import BeamRules, BeamSearch
-from headway.engine.completions import choose_best
 from headway.engine.llm_engine import LLMEngine
+from headway.engine.output_processor import choose_best
 from headway.errors import InvalidRequestError, RequestTooLargeError
 from headway.outputs import CompletionOutput, RequestOutput
 from headway.sampling_params import SamplingParams
@@ -47,7 +47,7 @@ def sequences(output: RequestOutput) -> list[tuple[int, ...]]:
 
 def nothing_is_left(engine: LLMEngine) -> bool:
     kv_cache = engine.core.scheduler.kv_cache
-    return not engine.has_unfinished_requests() and not kv_cache.num_used_blocks and not kv_cache.requests_with_blocks
+    return not engine.has_unfinished_requests() and not kv_cache.num_used_blocks and not kv_cache.holdings
 
 
 @both

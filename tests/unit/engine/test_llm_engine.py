@@ -11,12 +11,12 @@ import pytest
 
 from headway import tracing
 from headway.core import ModelRunnerOutput, PromptLogprobs, RequestUpdate, SchedulerOutput, TokenLogprobs
-from headway.engine.completions import Completion, position_logprobs
-from headway.engine.input_processor import InputProcessor
+from headway.engine import output_processor
+from headway.engine.completion import Completion, position_logprobs
 from headway.engine.llm_engine import LLMEngine
-from headway.engine.output_processor import OUTPUT_FAILED
+from headway.engine.request_preparer import RequestPreparer
 from headway.executor.fake import FakeExecutor, FakeStep
-from headway.outputs import Logprob, Told
+from headway.outputs import Delivered, Logprob
 from headway.sampling_params import SamplingParams
 from tests.unit.engine_process.small_engine import create_engine, small_tokenizer
 from tests.unit.no_model import all_outputs, engine_on
@@ -157,10 +157,10 @@ def test_bad_words_are_spelt_once_for_all_prompts_of_a_call(monkeypatch: pytest.
         return encode(text, **options)
 
     monkeypatch.setattr(tokenizer, "encode", note)
-    inputs = InputProcessor(tokenizer=tokenizer, vocab_size=tokenizer.vocab_size, max_model_len=64)
+    preparer = RequestPreparer(tokenizer=tokenizer, vocab_size=tokenizer.vocab_size, max_model_len=64)
     params = SamplingParams(bad_words=["no"], max_tokens=50)
     for number in range(20):
-        prepared = inputs.prepare(f"r{number}", [1] * (number + 1), params)
+        prepared = preparer.prepare(f"r{number}", [1] * (number + 1), params)
         assert prepared.params.bad_word_token_ids == (tuple(encode("no")), tuple(encode(" no")))
     assert encoded == ["no", " no"]
 
@@ -181,7 +181,7 @@ def test_a_sequence_whose_tokens_make_no_output_fails_alone(monkeypatch: pytest.
     ends = {output.request_id: output.outputs[0] for output in all_outputs(engine, errors) if output.finished}
     assert (ends["good"].finish_reason, len(ends["good"].token_ids)) == ("length", 4)
     assert (ends["bad"].finish_reason, len(ends["bad"].token_ids)) == ("error", 2)
-    assert errors == {"bad": OUTPUT_FAILED}
+    assert errors == {"bad": output_processor.OUTPUT_FAILED}
 
 
 def test_logprobs_of_a_position_begin_with_its_token_and_repeat_nothing() -> None:
@@ -218,7 +218,7 @@ def test_what_was_told_elsewhere_is_not_told_again() -> None:
 
     def tokens(told: list[int]) -> list[int]:
         engine = create_engine({})
-        assert engine.resume(engine.prepare("a", "The line", params), [Told(told)]) is None
+        assert engine.resume(engine.prepare("a", "The line", params), [Delivered(told)]) is None
         found: list[int] = []
         while engine.has_unfinished_requests():
             for output in engine.step().outputs:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from headway.core import SchedulerOutput
-from headway.core.scheduler_output import NO_MOVES
+from headway.core.kv.moves import NO_MOVES
 from headway.errors import ConfigError
 from headway.structured.guides import TokenMasks
 from headway.worker import rank

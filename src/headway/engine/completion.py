@@ -1,17 +1,14 @@
-"""One sequence of a request as its user sees it: text, logprobs, stop strings, why it ended; and which are the best."""
+"""One of a request's sequences as its user sees it: text, logprobs, stop strings, how it ends."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 from headway.core import Request, RequestStatus, RequestUpdate, TokenLogprobs
 from headway.engine.detokenizer import IncrementalDetokenizer, StopChecker
-from headway.engine.input_processor import PreparedRequest
-from headway.outputs import CompletionOutput, FinishReason, Logprob, LogprobsOfOnePosition, Told
-from headway.sampling_params import SamplingParams
+from headway.engine.request_preparer import PreparedRequest
+from headway.outputs import CompletionOutput, Delivered, FinishReason, Logprob, LogprobsOfOnePosition
 from headway.tokenizer import Tokenizer
 
 
@@ -41,9 +38,9 @@ class Completion:
         if tokenizer is not None and params.detokenize:
             self._detokenizer = IncrementalDetokenizer(tokenizer, request.prompt_token_ids, params.skip_special_tokens)
 
-    def resume(self, told: Told, child: Request) -> None:
-        """Stand where it stood elsewhere after these tokens, of which everything was told but perhaps the end."""
-        for token_id in told.token_ids:
+    def resume(self, delivered: Delivered, child: Request) -> None:
+        """Stand where it stood elsewhere after these tokens, of which everything was delivered but perhaps the end."""
+        for token_id in delivered.token_ids:
             self.token_ids.append(token_id)
             if self._detokenizer is not None:
                 text = self._detokenizer.append((token_id,))
@@ -57,8 +54,8 @@ class Completion:
         elif status is not None:
             last = self.token_ids[-1] if status is RequestStatus.FINISHED_STOPPED else None
             self._ending = (cast(FinishReason, status.value), None if last in self._eos_token_ids else last)
-        if told.is_finished:
-            self.finish_reason = "stop"  # whatever it was: it is not told again
+        if delivered.is_finished:
+            self.finish_reason = "stop"  # whatever it was: it is not delivered again
         elif self._ending is not None:
             self.tell_end()
 
@@ -179,20 +176,3 @@ def position_logprobs(record: TokenLogprobs, token_text: Callable[[int], str] | 
         if token_id not in position:
             position[token_id] = Logprob(logprob, None, text(token_id))
     return position
-
-
-def choose_best(completions: list[CompletionOutput], params: SamplingParams) -> list[CompletionOutput]:
-    """The `n` best, numbered anew from the best on; of equals, the one that came first. What is compared is the
-    log-probability per token, the end-of-sequence token included: the sum would favour short ones. Logprobs were needed
-    to find them and are shown only if they were asked for."""
-    hidden: dict[str, Any] = {"logprobs": None, "cumulative_logprob": None} if params.logprobs is None else {}
-    best = sorted(completions, key=_rank)[: params.n]
-    return [dataclasses.replace(completion, index=index, **hidden) for index, completion in enumerate(best)]
-
-
-def _rank(completion: CompletionOutput) -> tuple[bool, float]:
-    """Smallest first. A failure comes before everything else, since it must not be hidden behind the others."""
-    assert completion.cumulative_logprob is not None
-    num_tokens = len(completion.token_ids)
-    per_token = completion.cumulative_logprob / num_tokens if num_tokens else -math.inf
-    return (completion.finish_reason != "error", -per_token)
