@@ -1,4 +1,4 @@
-"""The requests of beam searches.
+"""Beam searches as requests (see `headway.engine.beam_search` for what a search decides).
 
 To the scheduler a live beam is a request of its own for a single token: the prompt is the beam's tokens, and what comes
 back are the logprobs of the most likely next ones. When all beams of a search have come back, it chooses, and the
@@ -29,9 +29,9 @@ from headway.tokenizer import Tokenizer
 
 
 class BeamRequest(Request):
-    """A beam as the scheduler sees it, for what shows or counts requests: which search it belongs to."""
+    """A beam as the scheduler sees it. The next one in its place is shown as the same request, which goes on."""
 
-    __slots__ = ("num_found_tokens", "place", "search_id")
+    __slots__ = ("_num_found_tokens", "_shown_as")
 
     def __init__(
         self,
@@ -44,8 +44,9 @@ class BeamRequest(Request):
         options: RequestOptions,
         sampling_params: SamplingParams,
     ) -> None:
-        """`parent`: the beam whose tokens it has, and one more. What is known of their blocks is the same, and the
-        search stands in the queue where the parent stood, not behind requests that came meanwhile."""
+        """`place`: among the live beams of its position. `parent`: the beam whose tokens it has, and one more. What is
+        known of their blocks is the same, and the search stands in the queue where the parent stood, not behind
+        requests that came meanwhile."""
         super().__init__(
             request_id,
             token_ids,
@@ -55,11 +56,18 @@ class BeamRequest(Request):
             options=options,
             sampling_params=sampling_params,
         )
-        self.search_id = search.request_id
-        self.place = place
-        """Among the live beams of its position."""
-        self.num_found_tokens = self.num_prompt_tokens - search.num_prompt_tokens
-        """How many of its tokens the search has found; the others are the prompt."""
+        self._shown_as = f"{search.request_id}#{place}"
+        self._num_found_tokens = self.num_prompt_tokens - search.num_prompt_tokens
+
+    @property
+    def shown_as(self) -> str:
+        """The search, and the beam's place in it."""
+        return self._shown_as
+
+    @property
+    def num_inherited_tokens(self) -> int:
+        """What the search has found; the others are its prompt."""
+        return self._num_found_tokens
 
 
 @dataclass(slots=True)
@@ -112,10 +120,9 @@ class BeamRequests:
         taken, self._lookups = self._lookups, BeamLookups()
         return taken
 
-    def is_live(self, beam: BeamRequest) -> bool:
-        """Whether its search goes on with a beam in the same place."""
-        search = self._live.get(beam.search_id)
-        return search is not None and beam.place < len(search.beams)
+    def shown(self) -> frozenset[str]:
+        """What all live beams are shown as."""
+        return frozenset(beam.shown_as for search in self._live.values() for beam in search.beams)
 
     def add(self, request: PreparedRequest, *, now_s: float) -> Request:
         """Start to search. Returns the first beam, to be queued."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from headway.config import EngineConfig, ModelConfig, ResolvedConfig
-from headway.core import RequestStatus, RequestUpdate
+from headway.core import Request, RequestStatus, RequestUpdate
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from headway.core.scheduler import create_scheduler
 from headway.engine.beam_requests import BeamRequests, SearchedStep
@@ -21,7 +21,8 @@ from headway.engine.prompt_forms import Prompt
 from headway.engine.request_preparer import PreparedRequest, RequestPreparer
 from headway.engine.step_report import EngineStep
 from headway.errors import ConfigError, InvalidRequestError
-from headway.executor import Executor
+from headway.executor import MaskedExecutor
+from headway.executor.guided import GuidedExecutor
 from headway.models.decoder_config import DecoderConfig
 from headway.outputs import Delivered, RequestOutput, Streaming
 from headway.predict import AnswerLengths
@@ -47,7 +48,7 @@ class LLMEngine:
         self,
         config: ResolvedConfig,
         *,
-        executor: Executor,
+        executor: MaskedExecutor,
         tokenizer: Tokenizer | None,
         model_config: DecoderConfig,
         plan: MemoryPlan,
@@ -64,9 +65,12 @@ class LLMEngine:
         self._lengths = lengths
         vocab_size = model_config.vocab_size
         self.guides = Guides(None if tokenizer is None else GrammarCompiler(tokenizer, vocab_size), vocab_size)
-        self.core = EngineCore(
-            create_scheduler(config.scheduler, config.cache, plan), executor, guides=self.guides, now=now
-        )
+        self.executor = executor
+        self._guided = GuidedExecutor(executor, self.guides)
+        scheduler = create_scheduler(config.scheduler, config.cache, plan)
+        if scheduler.speculation is not None:
+            scheduler.speculation.guides = self.guides
+        self.core = EngineCore(scheduler, executor, now=now)
         self.preparer = RequestPreparer(
             tokenizer=tokenizer, vocab_size=model_config.vocab_size, max_model_len=plan.max_model_len
         )
@@ -89,6 +93,7 @@ class LLMEngine:
         from headway.loader import open_checkpoint
         from headway.loader.embedded import embedded_model_path
         from headway.worker.formats import choose_device
+        from headway.worker.rank_start import first_rank
 
         # First: what is wrong with a file need not wait for the model.
         lengths = AnswerLengths.from_config(config.prediction) if predicts else None
@@ -102,9 +107,8 @@ class LLMEngine:
         draft = _open_draft(config.model)
         executor: LocalExecutor | RanksExecutor
         if resolved.device.tensor_parallel_size > 1:
-            executor = RanksExecutor.from_config(
-                resolved, checkpoint, model=model, eos_token_ids=eos_token_ids, draft=draft, progress=progress
-            )
+            with first_rank(resolved, model=model, eos_token_ids=eos_token_ids) as start:
+                executor = RanksExecutor(start, checkpoint, draft, progress)
         else:
             executor = LocalExecutor.from_config(
                 resolved, checkpoint, eos_token_ids=eos_token_ids, draft=draft, progress=progress
@@ -188,7 +192,7 @@ class LLMEngine:
         for index, (child, own) in enumerate(zip(request.children, delivered, strict=True)):
             if index not in ended and not own.is_finished:
                 child.resume(own.token_ids)
-                self.core.add_request(child)
+                self._add(child)
         return output
 
     def _queue(self, request: PreparedRequest, stream: Streaming) -> None:
@@ -196,8 +200,14 @@ class LLMEngine:
             self.core.add_request(self.beams.add(request, now_s=self._now()))
             return
         for child in request.children:
-            self.core.add_request(child)
+            self._add(child)
         self._outputs.add(request, stream=stream, now_s=self._now())
+
+    def _add(self, child: Request) -> None:
+        self.core.add_request(child)
+        if child.is_guided:
+            self.guides.add(child)
+            self.core.executor = self._guided  # an engine without guided requests pays nothing for them
 
     def add_request(
         self,
@@ -216,6 +226,8 @@ class LLMEngine:
         `EngineCore.step`."""
         started_s = self._now()
         step = self.core.step()
+        if self.guides.live:
+            self._guided.results_taken()
         begun = []
         for launched in step.launched:
             begun += self._outputs.note_launched(launched, now_s=started_s)
@@ -243,6 +255,7 @@ class LLMEngine:
         output, running = owner.abort(request_id, now_s=self._now())
         for child_id in running:
             self.core.finish_request(child_id, RequestStatus.FINISHED_ABORTED)
+        self.guides.forget_finished()
         return output
 
     def abort_all(self) -> None:
@@ -252,6 +265,7 @@ class LLMEngine:
         self.beams.forget_all()
         for request_id in list(self.core.scheduler.requests):
             self.core.finish_request(request_id, RequestStatus.FINISHED_ABORTED)
+        self.guides.forget_finished()
         self.core.drain()
 
     def _search(self, updates: list[RequestUpdate]) -> SearchedStep:
@@ -278,7 +292,7 @@ class LLMEngine:
     def warm_up(self) -> int:
         """Prepare what would slow down first steps, before the first request. The engine must be idle. Returns how many
         kinds of steps were prepared; 0 on a CPU."""
-        return self.core.executor.warm_up()
+        return self.executor.warm_up()
 
     def shutdown(self) -> None:
         """Free the model and its cache."""

@@ -38,7 +38,7 @@ class LoadedModel:
         before.core.drain()
         self.engine = LLMEngine(
             _changed(self.config, options),
-            executor=before.core.executor,
+            executor=before.executor,
             tokenizer=before.tokenizer,
             model_config=before.model_config,
             plan=dataclasses.replace(

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from headway.executor.rank_life import BEAT_S, LOADING_SILENT_S, SILENT_S, TICK_S, LifeWatch, show_life
+from headway.worker.rank_life import BEAT_S, LOADING_SILENT_S, SILENT_S, TICK_S, LifeWatch, show_life
 
 
 class Rank:
@@ -72,7 +72,7 @@ def test_an_end_is_no_silence() -> None:
 def test_a_rank_ends_when_rank_zero_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of rank 0 beats as long as it is followed."""
     statuses: list[int] = []
-    monkeypatch.setattr("headway.executor.rank_life.BEAT_S", 0.01)
+    monkeypatch.setattr("headway.worker.rank_life.BEAT_S", 0.01)
 
     def ends(status: int) -> None:
         statuses.append(status)
@@ -82,7 +82,7 @@ def test_a_rank_ends_when_rank_zero_does(monkeypatch: pytest.MonkeyPatch) -> Non
         with contextlib.suppress(SystemExit):
             show_life(rank.life)
 
-    monkeypatch.setattr("headway.executor.rank_life.os._exit", ends)
+    monkeypatch.setattr("headway.worker.rank_life.os._exit", ends)
     watch = LifeWatch()
     rank = Rank(watch, "rank 1")
     thread = threading.Thread(target=work)

@@ -1,4 +1,4 @@
-"""A rank in a process of its own: `python -m headway.executor.rank_process CONNECTION LIFE PARENT`, started by `ranks`.
+"""A rank in a process of its own: `python -m headway.worker.rank_process CONNECTION LIFE PARENT`, started by rank 0.
 
 CONNECTION and LIFE are inherited sockets, PARENT is the process of rank 0, with which this one ends. What comes over
 CONNECTION is unpickled: only rank 0 has its other end.
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from headway.child_process import end_with_parent
 from headway.errors import HeadwayError
-from headway.executor.rank_life import show_life
+from headway.worker.rank_life import show_life
 
 if TYPE_CHECKING:
-    from headway.executor.ranks import RankStart
+    from headway.worker.rank_start import RankStart
 
 logger = logging.getLogger(__name__)
 
@@ -33,14 +33,14 @@ def main() -> int:
     for fd in (connection_fd, life_fd):
         os.set_inheritable(fd, False)
     threading.Thread(target=show_life, args=(socket.socket(fileno=life_fd),), name="life", daemon=True).start()
-    from headway.executor.ranks import serve  # brings torch, during which there are signs of life already
+    from headway.worker.rank import Signal, serve  # brings torch, during which there are signs of life already
 
     connection = Connection(connection_fd)
     start: RankStart = connection.recv()
     if start.slots >= 0:
         os.set_inheritable(start.slots, False)
     logging.basicConfig(level=start.log_level, format=f"rank {start.rank}: %(levelname)s %(message)s")
-    connection.send("started")
+    connection.send(Signal.STARTED)
     try:
         serve(start, connection, None)
     except HeadwayError as error:
