@@ -17,6 +17,7 @@ import msgspec
 from headway.errors import HeadwayError
 from headway.server.api.api_errors import bad_request, prompt_too_long
 from headway.server.api.requests import ChatMessage
+from headway.server.limits import LIMITS
 from headway.structured.answer_formats import ToolFormat
 from headway.structured.conversation import chat_text
 from headway.structured.tool_schemas import Tool
@@ -24,13 +25,6 @@ from headway.tokenizer import Tokenizer, spell_bad_words
 from headway.tokenizer.tokenizer import LONG_CHARS, SHORT_CHARS, TokenizerThreads
 from headway.wire.messages import EngineReady
 
-MAX_CHARS_PER_TOKEN = 32
-"""No text is longer than so many characters for each token of the context, nor a list of token ids. Text has 3 to 5
-characters per token; what has more than 32 is made of long runs of one character."""
-IDS_PER_CHAR = 16
-"""To look at so many token ids takes as long as to tokenise a character."""
-ITEM_CHARS = 64
-"""What a message, or one of several texts, counts for by itself: a template loops over messages."""
 _TEMPLATE_OWN = frozenset(
     {
         *("messages", "tools", "tool_format", "add_generation_prompt", "continue_final_message"),
@@ -61,7 +55,7 @@ class PromptMaker:
         self._tool_format = tool_format
         self._threads = TokenizerThreads(num_threads)
         longest_token = max(map(len, tokenizer.backend.get_vocab()), default=1) if tokenizer else 1
-        self._chars_per_token = min(longest_token, MAX_CHARS_PER_TOKEN)
+        self._chars_per_token = min(longest_token, LIMITS.max_chars_per_token)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -108,7 +102,7 @@ class PromptMaker:
         if options:  # what a template makes of them is not known here, but it need not be given more than a prompt
             num_chars += SHORT_CHARS + len(msgspec.json.encode(options))
         self._check_chars(num_chars, info, param="messages")
-        return await self._threads.run(encode, num_chars=num_chars + ITEM_CHARS * len(messages))
+        return await self._threads.run(encode, num_chars=num_chars + LIMITS.item_chars * len(messages))
 
     async def run(self, work: Callable[[], _T], *, num_chars: int) -> _T:
         """What else must be done with a request's text, as long as it takes to tokenise so many characters."""
@@ -128,7 +122,7 @@ class PromptMaker:
         encode = partial(
             self._encode, info=info, param="prompt", add_special_tokens=add_special_tokens, most_tokens=most_tokens
         )
-        num_chars = sum(map(len, texts)) + ITEM_CHARS * (len(texts) - 1)
+        num_chars = sum(map(len, texts)) + LIMITS.item_chars * (len(texts) - 1)
         return await self._threads.run(lambda: list(map(encode, texts)), num_chars=num_chars)
 
     async def between(
@@ -141,12 +135,13 @@ class PromptMaker:
         def encode() -> list[Prompt]:
             return [self._encode_infill(text, suffix, info, add_special_tokens) for text in texts]
 
-        return await self._threads.run(encode, num_chars=sum(len(text) + len(suffix) + ITEM_CHARS for text in texts))
+        num_chars = sum(len(text) + len(suffix) + LIMITS.item_chars for text in texts)
+        return await self._threads.run(encode, num_chars=num_chars)
 
     async def bad_words(self, words: Sequence[str]) -> list[list[int]]:
         """The token sequences that spell words that a request must not contain."""
         spell = partial(spell_bad_words, words, self.tokenizer)
-        return await self._threads.run(spell, num_chars=sum(map(len, words)) + ITEM_CHARS * (len(words) - 1))
+        return await self._threads.run(spell, num_chars=sum(map(len, words)) + LIMITS.item_chars * (len(words) - 1))
 
     async def from_ids(
         self, given: Sequence[list[int]], info: EngineReady, *, most_tokens: int | None = None
@@ -161,7 +156,7 @@ class PromptMaker:
                 _check_ids(token_ids, info, param="prompt")
             return [Prompt(token_ids) for token_ids in prompts]
 
-        return await self._threads.run(check, num_chars=sum(map(len, prompts)) // IDS_PER_CHAR)
+        return await self._threads.run(check, num_chars=sum(map(len, prompts)) // LIMITS.ids_per_char)
 
     async def decode(self, token_ids: list[int], info: EngineReady) -> str:
         """The text of token ids that a client sent, special tokens included."""
@@ -175,7 +170,7 @@ class PromptMaker:
 
     def check_number(self, token_ids: list[int], info: EngineReady) -> None:
         """400 for more token ids than are decoded at once."""
-        most = info.max_model_len * MAX_CHARS_PER_TOKEN
+        most = info.max_model_len * LIMITS.max_chars_per_token
         if len(token_ids) > most:
             raise bad_request(f"'tokens' may have at most {most} ids; there are {len(token_ids)}.", param="tokens")
 

@@ -22,9 +22,8 @@ from headway.server.api.answer_requests import (
 )
 from headway.server.api.api_errors import bad_request
 from headway.server.api.record_fields import ApiRecord, check_nesting, struct_fields
+from headway.server.limits import LIMITS
 
-MAX_MESSAGES = 16_384
-"""Messages of a conversation, their parts and their calls, together."""
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -290,11 +289,12 @@ class ChatMessage(ApiRecord, kw_only=True):
 def _check_messages(messages: list[ChatMessage], path: str) -> None:
     """How many they are first: each of them takes some time."""
     number = len(messages)
-    if number <= MAX_MESSAGES:
+    if number <= LIMITS.max_messages:
         number += sum([message.num_parts for message in messages])
-    if number > MAX_MESSAGES:
+    if number > LIMITS.max_messages:
         raise bad_request(
-            f"'{path}messages' has {number} messages and parts; there may be {MAX_MESSAGES}.", param=f"{path}messages"
+            f"'{path}messages' has {number} messages and parts; there may be {LIMITS.max_messages}.",
+            param=f"{path}messages",
         )
     for index, message in enumerate(messages):
         message.check_supported(f"{path}messages[{index}].")

@@ -34,6 +34,7 @@ from starlette.routing import Route
 
 from headway.front.engine_client import Health
 from headway.server.api.api_errors import ApiError, overloaded
+from headway.server.limits import LIMITS
 from headway.server.live.batch_advice import Advice, Trend, Vitals, advise
 from headway.server.live.batch_frames import Frame, FrameBuilder, ReplicaLoad, TokenTimes
 from headway.server.metrics.server_metrics import WINDOW_S, RecentShare, RecentTimes, percentile
@@ -59,9 +60,6 @@ QUIET_FRAME_S = 1.0
 """Between frames while no step is made, and between two pieces of advice."""
 SHOWN_LATENCY_S = 10.0
 """What the page shows is younger than what advice is based on, which is the last minute."""
-MAX_QUEUED_EVENTS = 8
-MAX_VIEWERS = 64
-"""Each of them is sent every frame, in the time of the loop that serves requests."""
 Event = bytes
 
 
@@ -77,7 +75,7 @@ def live_routes(engine: WatchedReplicas, *, hubs: LiveHubs | None = None) -> lis
 
     async def live(request: Request) -> Response:
         hub = live_hubs.of(request.query_params.get("replica", "0"))
-        if live_hubs.num_viewers >= MAX_VIEWERS:
+        if live_hubs.num_viewers >= LIMITS.max_viewers:
             raise overloaded(
                 f"{live_hubs.num_viewers} are watching already. Please retry later.", code="too_many_viewers"
             )
@@ -315,13 +313,13 @@ class LiveHub:
     @property
     def is_full(self) -> bool:
         """Whether no more may be opened."""
-        return len(self._viewers) >= MAX_VIEWERS
+        return len(self._viewers) >= LIMITS.max_viewers
 
     async def events(self) -> AsyncIterator[Event]:
         """Server-sent events for one viewer: what the engine is, then frames, until the viewer goes or `close`."""
         if self._closed or self.is_full:
             return
-        queue: asyncio.Queue[Event | None] = asyncio.Queue(MAX_QUEUED_EVENTS)
+        queue: asyncio.Queue[Event | None] = asyncio.Queue(LIMITS.max_queued_events)
         self._enter(queue)
         try:
             while (event := await queue.get()) is not None:
