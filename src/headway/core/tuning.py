@@ -61,7 +61,7 @@ class SpeculationTuning:
     """Steps with drafts, one after the other, before one without shows what they are to be compared with."""
     steps_per_fade: int = 3072
     """After this number of steps, half of what drafts have cost and brought is forgotten."""
-    first_drafts: int = 2
+    first_drafts: int = 4
     """Tokens that the first step with drafts may have, or one for every four requests if that is more."""
     lookups_per_step: int = 4
     """Where steps overlap: for how many requests guesses are looked up for a step, in the mean, while none pays."""
