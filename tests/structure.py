@@ -4,7 +4,7 @@
     .venv/bin/python -m tests.structure --lower    # write lower limits where the tree has shrunk; `make docs` does so
 
 A room is a package, or a module that stands alone, directly below `headway` or `headway_lab`. An arrow leads from a
-room to another that one of its files imports. The limits stand in `structure_limits.json`, and
+package to another that one of its files imports. The limits stand in `structure_limits.json`, and
 `tests/unit/test_structure.py` compares. Files are read, not imported, so it works on a tree that cannot be imported.
 """
 
@@ -100,9 +100,10 @@ class Tree:
 
     @cached_property
     def arrows(self) -> set[tuple[str, str]]:
-        """Pairs of rooms of which the first imports the second."""
+        """Pairs of packages of which the first imports the second."""
+        packages = {module.room for module in self.modules if module.path.count("/") > 1}
         arrows = {(module.room, room_of(name)) for module in self.modules for name in self.imports(module)}
-        return {(importing, imported) for importing, imported in arrows if importing != imported}
+        return {(one, two) for one, two in arrows if one != two and {one, two} <= packages}
 
     def measured(self) -> dict[str, Any]:
         """What has a limit, as the limits are written down."""

@@ -185,7 +185,7 @@ FAULTS = (
     ),
     Fault(
         "lost-report-unnoticed",
-        "front/router.py",
+        "front/cache_index.py",
         "Requests are sent where their prompts are not cached any more.",
         "unit/front/test_router_books.py unit/front/test_routing.py",
         "elif report.number != self._next_number.get(place, 0):",

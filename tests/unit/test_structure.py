@@ -75,7 +75,7 @@ def test_what_is_larger_is_found_and_limits_only_fall(tmp_path: Path) -> None:
         "headway/__init__.py": "",
         "headway/errors.py": "MOST = 64 * 2**20\nRATIO: float = -0.5\nNAME = 'x'\nIS_ON = True\n",
         "headway/core/long.py": "from headway.errors import RATIO\n" + "\n" * MAX_LINES,
-        "headway/core/kernels.py": "@triton.jit\ndef run(): ...\n" + "\n" * MAX_LINES,
+        "headway/layers/kernels.py": "import headway.core.long\n@triton.jit\ndef run(): ...\n" + "\n" * MAX_LINES,
         "headway_lab/broad.py": "class Broad:\n" + "".join(f" def f{i}(self): ...\n" for i in range(MAX_METHODS + 1)),
     }.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
