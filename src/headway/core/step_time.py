@@ -26,8 +26,11 @@ class DecodeTime:
            0          requests
     """
 
+    ROWS_PER_BASE = 100.0
+    """This many requests cost as much as reading the weights, as long as only batches of one size have been observed:
+    about right for an 8B model in 16 bit with contexts of a thousand tokens."""
     _KEPT = 0.998  # weight of older steps, with each new one
-    _PRIOR_WEIGHT = 0.1  # of `rows_per_base`, where a step counts 1
+    _PRIOR_WEIGHT = 0.1  # of `ROWS_PER_BASE`, where a step counts 1
 
     def __init__(self) -> None:
         self._num = self._rows = self._rows_squared = self._s = self._rows_s = 0.0
@@ -57,10 +60,10 @@ class DecodeTime:
         return self._base_s + num_rows * self._row_s
 
     def _fit(self) -> None:
-        """The least squares of the steps' errors and of `base_s - rows_per_base * row_s`. No part is negative."""
+        """The least squares of the steps' errors and of `base_s - ROWS_PER_BASE * row_s`. No part is negative."""
         num = self._num + self._PRIOR_WEIGHT
-        rows = self._rows - self._PRIOR_WEIGHT * STEP_TIME.rows_per_base
-        rows_squared = self._rows_squared + self._PRIOR_WEIGHT * STEP_TIME.rows_per_base**2
+        rows = self._rows - self._PRIOR_WEIGHT * self.ROWS_PER_BASE
+        rows_squared = self._rows_squared + self._PRIOR_WEIGHT * self.ROWS_PER_BASE**2
         determinant = num * rows_squared - rows * rows
         self._base_s = (rows_squared * self._s - rows * self._rows_s) / determinant
         self._row_s = (num * self._rows_s - rows * self._s) / determinant
@@ -82,12 +85,14 @@ class StepTimeModel:
                   0         64      chunk tokens
 
     `base_s` is learned from steps with at most a few prompt tokens, `per_token_s` from the others. Where one of them is
-    not known yet it follows from the other: a device computes about `tokens_per_base` tokens in the time it needs to
+    not known yet it follows from the other: a device computes about `TOKENS_PER_BASE` tokens in the time it needs to
     read the weights. A step can be slow for reasons that say nothing about the next one (a kernel is compiled, another
     process gets the core), but it is never faster than it can be. So slow steps count up to a limit, and one that is
     much faster than expected replaces all that was learned.
     """
 
+    TOKENS_PER_BASE = 200
+    """For an 8B model in 16 bit on an H200 about 230; off by some factor on other devices, and soon forgotten."""
     _BASE_WEIGHT = 0.1  # of the newest step in the base time
     _HORIZON_TOKENS = 1024  # how many chunk tokens back the cost per token looks: it grows along a prompt
     _DEFAULT_TOKENS = 512  # in a step with decodes, before any step has run
@@ -103,13 +108,13 @@ class StepTimeModel:
         """Time of a step that only decodes, or `None` before any step was observed."""
         if self._base_s is not None:
             return self._base_s
-        return STEP_TIME.tokens_per_base * self._ratio() if self._num_steps else None
+        return self.TOKENS_PER_BASE * self._ratio() if self._num_steps else None
 
     @property
     def per_token_s(self) -> float | None:
         """Extra time for each prompt token, or `None` before any step was observed."""
         if not self._num_steps:
-            return None if self._base_s is None else self._base_s / STEP_TIME.tokens_per_base
+            return None if self._base_s is None else self._base_s / self.TOKENS_PER_BASE
         if self._base_s is None:
             return self._ratio()
         return max(0.0, (self._duration_s - self._num_steps * self._base_s) / self._num_tokens)
@@ -153,8 +158,8 @@ class StepTimeModel:
         self._duration_s = kept * self._duration_s + duration_s
 
     def _ratio(self) -> float:
-        """Time per token if reading the weights counts as `tokens_per_base` tokens."""
-        return self._duration_s / (self._num_tokens + STEP_TIME.tokens_per_base * self._num_steps)
+        """Time per token if reading the weights counts as `TOKENS_PER_BASE` tokens."""
+        return self._duration_s / (self._num_tokens + self.TOKENS_PER_BASE * self._num_steps)
 
 
 class DecodePace:
@@ -180,6 +185,9 @@ class DecodePace:
     to a whole number of tiles.
     """
 
+    SHORT_TOKENS = 512
+    """A prompt up to this length is never a long one, if a step's budget can hold it. Measured step times cannot tell:
+    beside a long context each token costs a multiple of what it costs in a short prompt."""
     _MOST_LATE_TOKENS = 1024.0  # that can be saved up for a burst
 
     def __init__(
@@ -227,7 +235,7 @@ class DecodePace:
         """The longest prompt that counts as fitting into a step with this many tokens left for prompts."""
         return min(
             num_left_tokens,
-            max(STEP_TIME.short_tokens, int(STEP_TIME.short_part * self._max_tokens), self._long_step_tokens()),
+            max(self.SHORT_TOKENS, int(STEP_TIME.short_part * self._max_tokens), self._long_step_tokens()),
         )
 
     def long_tokens(self, num_decodes: int) -> int:

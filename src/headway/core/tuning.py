@@ -1,8 +1,7 @@
 """The measured numbers of the core: what they stand for, and the benchmark that shows what they do.
 
-Each could be another on another machine. They are chosen so that little depends on it: a number either is a limit that
-is seldom met, or is forgotten once steps have been measured. `benchmarks/tuning.py` doubles and halves each of them and
-prints what becomes of the rows; docs/results/tuning.md has its table.
+`benchmarks/tuning.py` doubles and halves each of them and prints what becomes of the rows; docs/results/tuning.md has
+the table. A number without any effect on a row is not here, but a constant of the class that uses it.
 """
 
 from __future__ import annotations
@@ -18,9 +17,6 @@ class StepTimeTuning:
     free_tokens: int = 64
     """The fewest prompt tokens that a step may have, so that prompts always make progress. A step with fewer of them
     counts as one without any."""
-    tokens_per_base: int = 200
-    """How many prompt tokens are computed in the time in which the weights are read, until that has been measured:
-    about 230 for an 8B model in 16 bit on an H200."""
     backlog_share: float = 0.1
     """Part of the time that the backlog of prompts needs, which one step may take."""
     backlog_steps: int = 8
@@ -32,17 +28,12 @@ class StepTimeTuning:
     """How many times the target a step may take for the sake of a backlog."""
     tokens_per_late_one: int = 250
     """Tokens that have to be in time before another one may be late: the 99th percentile keeps the target."""
-    short_tokens: int = 512
-    """A prompt up to this length is never a long one, if a step's budget can hold it. Measured step times cannot tell:
-    beside a long context each token costs a multiple of what it costs in a short prompt."""
     short_part: float = 0.25
-    """Nor is a prompt up to this part of the largest step: several of them are computed together at full speed."""
+    """A prompt up to this part of the largest step is not a long one: several of them are computed together at full
+    speed."""
     tile_tokens: int = 128
     """Rows of a matrix product that are computed together, where there are many; smaller products have smaller
     tiles."""
-    rows_per_base: float = 100.0
-    """This many requests cost as much as reading the weights, as long as only batches of one size have been observed:
-    about right for an 8B model in 16 bit with contexts of a thousand tokens."""
     most_times_expected: float = 3.0
     """A step slower than this is cut off, one faster than its inverse replaces what was learned."""
 
