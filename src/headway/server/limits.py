@@ -51,8 +51,6 @@ class Limits:
     max_chars_per_token: int = 32
     """Characters of a text for each token of the context; for a list of token ids likewise. Text has 3 to 5 characters
     per token. What has more than 32 is made of long runs of one character."""
-    ids_per_char: int = 16
-    """Token ids that are checked in the time in which one character is tokenised."""
     item_chars: int = 64
     """What a message, or one of several texts, counts for by itself: a template loops over messages."""
     max_messages: int = 16_384
