@@ -12,7 +12,8 @@ import pytest
 from headway.errors import RequestTooLargeError
 from headway.server.api.api_errors import ApiError
 from headway.server.api.chat_messages import ChatMessage
-from headway.server.api.prompts import ITEM_CHARS, PromptMaker
+from headway.server.api.prompts import PromptMaker
+from headway.server.limits import LIMITS
 from headway.tokenizer.tokenizer import LONG_CHARS, SHORT_CHARS
 from tests.unit.server.fake_engine import engine_ready, run, small_tokenizer
 
@@ -47,7 +48,7 @@ def chat(num_chars: int, **fields: Any) -> list[ChatMessage]:
 @pytest.mark.parametrize(
     ("messages", "options", "on_the_spot"),
     [
-        (chat(SHORT_CHARS - ITEM_CHARS), {}, True),
+        (chat(SHORT_CHARS - LIMITS.item_chars), {}, True),
         (chat(SHORT_CHARS), {}, False),
         (chat(1, name="x" * SHORT_CHARS), {}, False),
         (chat(1) * 10, {}, False),

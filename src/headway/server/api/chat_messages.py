@@ -6,9 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from headway.server.api.api_errors import bad_request
 from headway.server.api.record_fields import ApiRecord
-
-MAX_MESSAGES = 16_384
-"""Messages of a conversation, their parts and their calls, together."""
+from headway.server.limits import LIMITS
 
 
 class ContentPart(ApiRecord, kw_only=True):
@@ -164,11 +162,12 @@ class ChatMessage(ApiRecord, kw_only=True):
 def check_messages(messages: list[ChatMessage], path: str) -> None:
     """Refuse messages that a prompt cannot be made of. How many they are first: each of them takes some time."""
     number = len(messages)
-    if number <= MAX_MESSAGES:
+    if number <= LIMITS.max_messages:
         number += sum([message.num_parts for message in messages])
-    if number > MAX_MESSAGES:
+    if number > LIMITS.max_messages:
         raise bad_request(
-            f"'{path}messages' has {number} messages and parts; there may be {MAX_MESSAGES}.", param=f"{path}messages"
+            f"'{path}messages' has {number} messages and parts; there may be {LIMITS.max_messages}.",
+            param=f"{path}messages",
         )
     for index, message in enumerate(messages):
         message.check_supported(f"{path}messages[{index}].")

@@ -19,6 +19,7 @@ from headway.errors import HeadwayError, RequestTooLargeError
 from headway.sampling_params import SamplingParams
 from headway.server.api.api_errors import bad_request
 from headway.server.api.chat_messages import ChatMessage
+from headway.server.limits import LIMITS
 from headway.structured.answer_formats import ToolFormat
 from headway.structured.conversation import chat_text
 from headway.structured.tool_schemas import Tool
@@ -26,11 +27,6 @@ from headway.tokenizer import Tokenizer
 from headway.tokenizer.tokenizer import IDS_PER_CHAR, LONG_CHARS, SHORT_CHARS, TokenizerThreads
 from headway.wire.messages import EngineReady
 
-MAX_CHARS_PER_TOKEN = 32
-"""No text is longer than so many characters for each token of the context, nor a list of token ids. Text has 3 to 5
-characters per token; what has more than 32 is made of long runs of one character."""
-ITEM_CHARS = 64
-"""What a message, or one of several texts, counts for by itself: a template loops over messages."""
 _TEMPLATE_OWN = frozenset(
     {
         *("messages", "tools", "tool_format", "add_generation_prompt", "continue_final_message"),
@@ -62,7 +58,7 @@ class PromptMaker:
         self._threads = TokenizerThreads(num_threads)
         self._preparer_of = lru_cache(1)(partial(RequestPreparer, tokenizer=tokenizer))
         longest_token = max(map(len, tokenizer.backend.get_vocab()), default=1) if tokenizer else 1
-        self._chars_per_token = min(longest_token, MAX_CHARS_PER_TOKEN)
+        self._chars_per_token = min(longest_token, LIMITS.max_chars_per_token)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -113,7 +109,7 @@ class PromptMaker:
         if options:  # what a template makes of them is not known here, but it need not be given more than a prompt
             num_chars += SHORT_CHARS + len(msgspec.json.encode(options))
         self._check_chars(num_chars, info, param="messages")
-        return await self._threads.run(encode, num_chars=num_chars + ITEM_CHARS * len(messages))
+        return await self._threads.run(encode, num_chars=num_chars + LIMITS.item_chars * len(messages))
 
     async def run(self, work: Callable[[], _T], *, num_chars: int) -> _T:
         """What else must be done with a request's text, as long as it takes to tokenise so many characters."""
@@ -133,7 +129,7 @@ class PromptMaker:
         encode = partial(
             self._encode, info=info, param="prompt", add_special_tokens=add_special_tokens, most_tokens=most_tokens
         )
-        num_chars = sum(map(len, texts)) + ITEM_CHARS * (len(texts) - 1)
+        num_chars = sum(map(len, texts)) + LIMITS.item_chars * (len(texts) - 1)
         return await self._threads.run(lambda: list(map(encode, texts)), num_chars=num_chars)
 
     async def between(
@@ -146,13 +142,14 @@ class PromptMaker:
         def encode() -> list[Prompt]:
             return [self._encode_infill(text, suffix, info, add_special_tokens) for text in texts]
 
-        return await self._threads.run(encode, num_chars=sum(len(text) + len(suffix) + ITEM_CHARS for text in texts))
+        num_chars = sum(len(text) + len(suffix) + LIMITS.item_chars for text in texts)
+        return await self._threads.run(encode, num_chars=num_chars)
 
     async def spell(self, params: SamplingParams, info: EngineReady) -> SamplingParams:
         """The same parameters with the token sequences of their bad words."""
         words = params.bad_words or ()
         spell = partial(self.preparer(info).spell, params)
-        return await self._threads.run(spell, num_chars=sum(map(len, words)) + ITEM_CHARS * (len(words) - 1))
+        return await self._threads.run(spell, num_chars=sum(map(len, words)) + LIMITS.item_chars * (len(words) - 1))
 
     async def from_ids(
         self, given: Sequence[list[int]], info: EngineReady, *, most_tokens: int | None = None
@@ -181,7 +178,7 @@ class PromptMaker:
 
     def check_number(self, token_ids: list[int], info: EngineReady) -> None:
         """400 for more token ids than are decoded at once."""
-        most = info.max_model_len * MAX_CHARS_PER_TOKEN
+        most = info.max_model_len * LIMITS.max_chars_per_token
         if len(token_ids) > most:
             raise bad_request(f"'tokens' may have at most {most} ids; there are {len(token_ids)}.", param="tokens")
 

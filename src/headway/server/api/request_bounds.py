@@ -12,19 +12,9 @@ from headway.server.admission.service_classes import Scheduling
 from headway.server.api.api_errors import bad_request
 from headway.server.api.record_fields import SAMPLING_NAMES
 from headway.server.api.requests import ChatCompletionRequest, GenerationRequest
+from headway.server.limits import LIMITS
 from headway.server.services import Services
 from headway.wire.messages import EngineReady
-
-MAX_STOP_STRINGS = 64
-MAX_STOP_CHARS = 1024
-MAX_ALL_CHARS = 8192
-"""Of all stop strings of a request together, and of all bad words."""
-MAX_LIST_ITEMS = 1024
-MAX_TOP_LOGPROBS = 20
-MAX_PROMPT_LOGPROBS = 2**18
-"""Log-probabilities of prompts in one answer: more would take the engine's loop longer than others should wait."""
-MAX_BEAMS = 64
-"""Also of `stop_token_ids` with a search. To rank the continuations of so many beams takes 5 ms, in which all wait."""
 
 
 def check_prompt_logprobs(params: SamplingParams, *, num_tokens: int) -> None:
@@ -32,10 +22,10 @@ def check_prompt_logprobs(params: SamplingParams, *, num_tokens: int) -> None:
     if params.prompt_logprobs is None:
         return
     number = (1 + params.prompt_logprobs) * num_tokens
-    if number > MAX_PROMPT_LOGPROBS:
+    if number > LIMITS.max_prompt_logprobs:
         raise bad_request(
             f"The request asks for {number} log-probabilities of its prompts' tokens; there may be "
-            f"{MAX_PROMPT_LOGPROBS}. Ask for fewer alternatives, or send fewer prompts at once.",
+            f"{LIMITS.max_prompt_logprobs}. Ask for fewer alternatives, or send fewer prompts at once.",
             param="prompt_logprobs",
         )
 
@@ -43,12 +33,13 @@ def check_prompt_logprobs(params: SamplingParams, *, num_tokens: int) -> None:
 def check_request(request: GenerationRequest, services: Services) -> None:
     """What can be said without looking at the prompt; first whatever bounds the work of the checks that follow."""
     services.check_model(request.model)
-    _check_texts("stop", [request.stop] if isinstance(request.stop, str) else request.stop, most=MAX_STOP_STRINGS)
-    _check_texts("bad_words", request.bad_words, most=MAX_LIST_ITEMS)
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop
+    _check_texts("stop", stop, most=LIMITS.max_stop_strings)
+    _check_texts("bad_words", request.bad_words, most=LIMITS.max_list_items)
     for name in SAMPLING_NAMES:
         value = getattr(request, name)
-        if isinstance(value, list | dict) and len(value) > MAX_LIST_ITEMS:
-            raise bad_request(f"'{name}' may have at most {MAX_LIST_ITEMS} entries.", param=name)
+        if isinstance(value, list | dict) and len(value) > LIMITS.max_list_items:
+            raise bad_request(f"'{name}' may have at most {LIMITS.max_list_items} entries.", param=name)
     request.check_supported()
     if request.priority and services.info.scheduling_policy != "priority":
         raise bad_request(
@@ -64,9 +55,10 @@ def check_request(request: GenerationRequest, services: Services) -> None:
 
 def _check_texts(name: str, texts: list[str] | None, *, most: int) -> None:
     lengths = [len(text) for text in (texts or ())[: most + 1]]
-    if len(lengths) > most or max(lengths, default=0) > MAX_STOP_CHARS or sum(lengths) > MAX_ALL_CHARS:
+    if len(lengths) > most or max(lengths, default=0) > LIMITS.max_stop_chars or sum(lengths) > LIMITS.max_all_chars:
         raise bad_request(
-            f"'{name}' may have {most} strings of at most {MAX_STOP_CHARS} characters, and {MAX_ALL_CHARS} together.",
+            f"'{name}' may have {most} strings of at most {LIMITS.max_stop_chars} characters, and "
+            f"{LIMITS.max_all_chars} together.",
             param=name,
         )
 
@@ -95,8 +87,8 @@ def chat_logprobs(request: ChatCompletionRequest) -> int | None:
 
 def check_top(name: str, value: int | None) -> None:
     """Refuse more alternatives per token than are told."""
-    if value is not None and not 0 <= value <= MAX_TOP_LOGPROBS:
-        raise bad_request(f"'{name}' must be from 0 to {MAX_TOP_LOGPROBS}.", param=name)
+    if value is not None and not 0 <= value <= LIMITS.max_top_logprobs:
+        raise bad_request(f"'{name}' must be from 0 to {LIMITS.max_top_logprobs}.", param=name)
 
 
 def check_params(
@@ -121,13 +113,14 @@ def check_params(
 
 
 def _check_search(params: SamplingParams, info: EngineReady) -> None:
-    most = min(MAX_BEAMS, info.vocab_size)
+    most = min(LIMITS.max_beams, info.vocab_size)
     if params.num_choices > most:
         name = _width_name(params)
         raise bad_request(f"'{name}' may be at most {most} with 'use_beam_search'.", param=name)
-    if len(params.extra_stop_token_ids) > MAX_BEAMS:
+    if len(params.extra_stop_token_ids) > LIMITS.max_beams:
         raise bad_request(
-            f"'stop_token_ids' may have at most {MAX_BEAMS} entries with 'use_beam_search'.", param="stop_token_ids"
+            f"'stop_token_ids' may have at most {LIMITS.max_beams} entries with 'use_beam_search'.",
+            param="stop_token_ids",
         )
 
 

@@ -59,6 +59,7 @@ from headway.server.api.requests import (
 )
 from headway.server.http.asgi_io import record_of, send_bytes, send_json, until_disconnect
 from headway.server.http.draining import SHUTTING_DOWN
+from headway.server.limits import LIMITS
 from headway.server.metrics import prometheus
 from headway.server.metrics.access_log import AccessRecord
 from headway.server.services import Services
@@ -70,18 +71,10 @@ _STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 
-MAX_FOLLOWERS = 64
-"""Clients that read `/v1/kv_events`. Each is sent every change, in the time of the loop that serves requests."""
-DELTAS_AT_ONCE = 128
-"""What has come for a stream whose client was slow to read is written in parts, between which others go on."""
-QUIET_S = 15.0
-"""A stream with nothing to tell sends a comment as often as that: proxies keep it, and who is gone is noticed."""
 DIGEST_RULE = (
     "blake2b-256 of the digest of the block before and the block's tokens (int32, little-endian); before the first "
     "block: blake2b-256 of the salt, personalised with 'headway-root'"
 )
-MAX_TOLD_TOKENS = 1024
-"""Of a vocabulary's special tokens, in one answer."""
 _B = TypeVar("_B", bound=msgspec.Struct)
 """The body of an endpoint."""
 _R = TypeVar("_R", bound=GenerationRequest)
@@ -143,15 +136,15 @@ class GenerationRoute(ABC, Generic[_B, _R]):
         try:
             async with generation:
                 async for deltas in generation:
-                    for place in range(0, len(deltas), DELTAS_AT_ONCE):
-                        part = deltas[place : place + DELTAS_AT_ONCE]
+                    for place in range(0, len(deltas), LIMITS.deltas_at_once):
+                        part = deltas[place : place + LIMITS.deltas_at_once]
                         data = events.write(part) if started else events.begin() + events.write(part)
                         if not started:
                             started = True
                             await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
                         if data:
                             await send({"type": "http.response.body", "body": data, "more_body": True})
-                        if len(deltas) > DELTAS_AT_ONCE:
+                        if len(deltas) > LIMITS.deltas_at_once:
                             await asyncio.sleep(0)
             last = events.end()
         except Exception as error:
@@ -288,7 +281,7 @@ class InfoRoutes:
                 max_model_len=info.max_model_len,
                 chat_template=tokenizer.chat_template,
                 special_tokens=tokenizer.special_tokens,
-                added_tokens=tokenizer.special_token_ids(MAX_TOLD_TOKENS),
+                added_tokens=tokenizer.special_token_ids(LIMITS.max_special_tokens),
                 bos_token_id=tokenizer.bos_token_id,
                 eos_token_ids=list(tokenizer.eos_token_ids),
             )
@@ -405,7 +398,7 @@ class KVEvents:
                 "There is no prefix cache to follow: the server was started with --no-enable-prefix-caching.",
                 code="prefix_caching_off",
             )
-        if self._num_followers >= MAX_FOLLOWERS:
+        if self._num_followers >= LIMITS.max_followers:
             raise overloaded(
                 f"{self._num_followers} clients follow the caches already. Please retry later.",
                 code="too_many_followers",
@@ -427,7 +420,7 @@ class KVEvents:
 
     async def _next(self, stream: CacheStream) -> bytes | None:
         try:
-            async with asyncio.timeout(QUIET_S):
+            async with asyncio.timeout(LIMITS.quiet_s):
                 event = await anext(stream)
         except TimeoutError:
             return b": nothing new\n\n"

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from headway.server.admission.fair_slots import FairSlots
 from headway.server.api.api_errors import overloaded
+from headway.server.limits import LIMITS
 from headway.structured.answer_shape import Shape, ShapeJob
 from headway.structured.compile_grammar import TOO_COMPLEX, refused
 from headway.structured.helper_jobs import Answer, Refusal, decode_answer, encode_job
@@ -26,12 +27,6 @@ from headway.structured.helper_processes import HelpersLostError, Limits
 
 SHORT = Limits(cpu_s=0.15, wall_s=10.0)
 LONG = Limits(cpu_s=2.0, wall_s=30.0, niceness=19)
-MAX_WAITING = 512
-"""Jobs of all clients that wait or are in work."""
-MAX_WAITING_OF_ONE = 64
-"""Jobs of one client."""
-MAX_KEPT = 512
-MAX_KEPT_BYTES = 32 * 2**20
 
 
 class Helpers(Protocol):
@@ -94,10 +89,10 @@ class Shaper:
 
     def _check_room(self, client: str) -> None:
         own = self._num_of_client[client]
-        if own >= MAX_WAITING_OF_ONE or len(self._in_work) >= MAX_WAITING:
+        if own >= LIMITS.max_waiting_jobs_of_one or len(self._in_work) >= LIMITS.max_waiting_jobs:
             raise overloaded(
-                f"{own if own >= MAX_WAITING_OF_ONE else len(self._in_work)} schemas, grammars or lists of tools are "
-                "waiting to be compiled. Please retry later.",
+                f"{own if own >= LIMITS.max_waiting_jobs_of_one else len(self._in_work)} schemas, grammars or lists of "
+                "tools are waiting to be compiled. Please retry later.",
                 code="grammar_queue_full",
             )
 
@@ -155,6 +150,6 @@ class _Kept:
     def add(self, digest: bytes, answer: Answer, *, num_bytes: int) -> None:
         self._answers[digest] = (answer, num_bytes)
         self._num_bytes += num_bytes
-        while len(self._answers) > MAX_KEPT or self._num_bytes > MAX_KEPT_BYTES:
+        while len(self._answers) > LIMITS.max_kept_shapes or self._num_bytes > LIMITS.max_kept_shape_bytes:
             _, (_, freed) = self._answers.popitem(last=False)
             self._num_bytes -= freed
