@@ -11,13 +11,6 @@ import pytest
 
 from headway.core.request_options import RequestOptions
 from headway.sampling_params import SamplingParams
-from headway.server.api.answer_requests import (
-    AllowedTools,
-    FunctionDefinition,
-    JsonSchemaFormat,
-    ResponseFormat,
-    ToolDefinition,
-)
 from headway.server.api.requests import (
     ChatCompletionRequest,
     ChatMessage,
@@ -26,6 +19,8 @@ from headway.server.api.requests import (
     MessageToolCall,
     StreamOptions,
 )
+from headway.server.api.response_format import JsonSchemaFormat, ResponseFormat
+from headway.server.api.tool_definitions import AllowedTools, FunctionDefinition, ToolDefinition
 from headway.tokenizer import spell_bad_words
 from tests.unit.server.fake_engine import (
     CHAT,

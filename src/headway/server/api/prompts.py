@@ -17,8 +17,8 @@ import msgspec
 from headway.errors import HeadwayError
 from headway.server.api.api_errors import bad_request, prompt_too_long
 from headway.server.api.requests import ChatMessage
-from headway.structured.answer_formats import ToolFormat
 from headway.structured.conversation import chat_text
+from headway.structured.tool_call_formats import ToolFormat
 from headway.structured.tool_schemas import Tool
 from headway.tokenizer import Tokenizer, spell_bad_words
 from headway.tokenizer.tokenizer import LONG_CHARS, SHORT_CHARS, TokenizerThreads
