@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.core.scheduler_output import BlockMoves
+from headway.core.kv.moves import BlockMoves
 from headway.errors import OutOfMemoryError
 from headway.kv.layer_cache import LayerKVCache
 

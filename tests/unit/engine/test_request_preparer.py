@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headway import LLM, RequestFailedError, SamplingParams
-from headway.engine.input_processor import core_id
+from headway.engine.request_preparer import core_id
 from headway.errors import InvalidRequestError
 from tests.stress.llm_stress import llm_of
 from tests.unit.engine_process.small_engine import create_engine
@@ -101,7 +101,7 @@ def test_a_salt_in_a_dict_is_that_of_its_request(llm: LLM) -> None:
         ([True, False], "whole numbers, not True"),
         (b"bytes", "not bytes"),
         (7, "not int"),
-        (torch.zeros(0, dtype=torch.int64), "The prompt is empty"),
+        (torch.zeros(0, dtype=torch.int64), "'prompt' is empty"),
     ],
     ids=str,
 )
