@@ -1,9 +1,8 @@
 """From what a user sends to a request that is known to be good: one set of checks, wherever the request comes in.
 
-    LLM         text or ids ──► prepare ──► scheduler
-    AsyncLLM    text or ids ──► prepare ──► message ─┐
-                                                     ├──► engine process: prepare ──► scheduler
-    HTTP        body ──► its own bounds ──► check_params, check_prompt, spell ──► message ─┘
+    LLM         text or ids ──► prepare ──────────────────────────────────────────────────────► scheduler
+    AsyncLLM    text or ids ──► prepare ─────────────────────────┐
+    HTTP        body ──► its bounds ──► the checks one by one ───┴──► engine process: prepare ──► scheduler
 
 What takes a time that grows with a text (tokens, spelling, a grammar) is done where the request comes in: in the
 caller's thread, or beside an event loop. The engine process finds it done.

@@ -222,25 +222,6 @@ def test_a_loop_that_sleeps_is_woken_when_a_grammar_is_done(monkeypatch: pytest.
     assert (delta.error, delta.error_status, delta.error_param) == ("too large", 400, "structured_outputs")
 
 
-def test_a_burst_is_prepared_between_steps() -> None:
-    """Each request takes 20 ms to prepare: those who run get a token after every few of them."""
-    engine = create_engine({})
-    now_s = 0.0
-    prepare = engine.prepare
-
-    def take_long(*args: Any, **options: Any) -> PreparedRequest:
-        nonlocal now_s
-        now_s += 0.02
-        return prepare(*args, **options)
-
-    engine.prepare = take_long  # type: ignore[method-assign]
-    burst = [add(f"b{number}", max_tokens=1) for number in range(30)]
-    channel = run([add("a", max_tokens=30)], burst, *[[]] * 40, engine=engine, now=lambda: now_s)
-    per_step = [sum(delta.request_id != "a" for delta in batch.deltas) for batch in channel.batches]
-    assert sum(per_step) == 30 and max(per_step) == 3
-    assert channel.deltas("a")[-1].finish_reason == "length"
-
-
 def test_the_loop_knows_for_how_long_it_has_been_in_a_turn() -> None:
     engine = create_engine({})
     now_s, seen = 0.0, []
