@@ -16,9 +16,9 @@ from headway.server.api import shaper as shaper_module
 from headway.server.api.api_errors import ApiError
 from headway.server.api.shaper import LONG, SHORT, Shaper
 from headway.server.limits import LIMITS
-from headway.structured.answer_shape import ShapeJob
 from headway.structured.helper_jobs import do_job
 from headway.structured.helper_processes import HelpersLostError, Limits
+from headway.structured.output_shape import ShapeJob
 
 
 class ScriptedHelpers:

@@ -11,16 +11,6 @@ from headway.errors import InvalidRequestError
 from headway.outputs import check_dimensions
 from headway.sampling_params import SamplingParams, StructuredOutputsParams
 from headway.server.admission.service_classes import Scheduling
-from headway.server.api.answer_specs import (
-    PLAIN,
-    Constraint,
-    answer_spec,
-    check_no_search,
-    shape_job,
-    template_options,
-    tools_of,
-    with_shape,
-)
 from headway.server.api.api_errors import ApiError, as_sent, bad_request, from_exception, under_name
 from headway.server.api.prompts import Prompt, PromptMaker
 from headway.server.api.record_fields import sampling_values
@@ -31,10 +21,20 @@ from headway.server.api.request_bounds import (
     check_request,
     check_top,
 )
+from headway.server.api.requested_output import (
+    PLAIN,
+    Constraint,
+    check_no_search,
+    output_spec,
+    shape_job,
+    template_options,
+    tools_of,
+    with_shape,
+)
 from headway.server.api.requests import ChatCompletionRequest, CompletionRequest, EmbeddingRequest, GenerationRequest
 from headway.server.services import Services
-from headway.structured.answer_spec import AnswerSpec
 from headway.structured.grammars import check_bounds
+from headway.structured.output_spec import OutputSpec
 from headway.wire.messages import EngineReady
 
 
@@ -57,7 +57,7 @@ class Job:
     hide_output: bool = False
     """Only the prompt is wanted: `max_tokens` was 0, or it is for a vector. The engine makes one token all the same,
     which is not shown."""
-    answer: AnswerSpec = PLAIN
+    answer: OutputSpec = PLAIN
     """What may come, and how calls and thoughts are told from text."""
     constraint_path: str | None = None
     """The field of the request that says what the answer must match; the engine knows it as `structured_outputs`."""
@@ -118,7 +118,7 @@ async def chat_job(request: ChatCompletionRequest, scheduling: Scheduling, servi
         template_options=template_options(request, services.prompts.template_source),
         most_tokens=_most_tokens(request, params, services.info),
     )
-    answer = answer_spec(request, services.formats, prompt_text=prompt.text or "")
+    answer = output_spec(request, services.formats, prompt_text=prompt.text or "")
     shaped = await _shaped(answer, params, constraint, scheduling, services)
     return await _job(
         request,
@@ -196,7 +196,7 @@ async def _job(
     num_logprobs: int | None,
     echo: bool = False,
     hide_output: bool = False,
-    answer: AnswerSpec = PLAIN,
+    answer: OutputSpec = PLAIN,
     constraint_path: str | None = None,
 ) -> Job:
     check_prompt_logprobs(params, num_tokens=sum(len(prompt.token_ids) for prompt in prompts))
@@ -236,12 +236,12 @@ def _most_tokens(request: GenerationRequest, params: SamplingParams, info: Engin
 class _Shaped(NamedTuple):
     """What an answer may look like, and the parameters that see to it."""
 
-    answer: AnswerSpec
+    answer: OutputSpec
     params: SamplingParams
 
 
 async def _shaped(
-    answer: AnswerSpec,
+    answer: OutputSpec,
     params: SamplingParams,
     constraint: Constraint | None,
     scheduling: Scheduling,
@@ -279,7 +279,7 @@ def _with_structured_outputs(params: SamplingParams, values: dict[str, Any], *, 
         raise as_sent(bad_request(str(error), param=error.param), path) from error
 
 
-def _constraint_path(answer: AnswerSpec, constraint: Constraint | None) -> str | None:
+def _constraint_path(answer: OutputSpec, constraint: Constraint | None) -> str | None:
     """Schemas of tools have been looked at one by one, so with both it is the text's form that may be wrong."""
     if constraint is not None:
         return constraint.path

@@ -20,8 +20,8 @@ from headway.sampling_params import SamplingParams
 from headway.server.api.api_errors import bad_request
 from headway.server.api.chat_messages import ChatMessage
 from headway.server.limits import LIMITS
-from headway.structured.answer_formats import ToolFormat
 from headway.structured.conversation import chat_text
+from headway.structured.tool_call_formats import ToolFormat
 from headway.structured.tool_schemas import Tool
 from headway.tokenizer import Tokenizer
 from headway.tokenizer.tokenizer import IDS_PER_CHAR, LONG_CHARS, SHORT_CHARS, TokenizerThreads

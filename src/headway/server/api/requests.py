@@ -12,17 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import msgspec
 
 from headway.sampling_params import Pooling
-from headway.server.api.answer_requests import (
-    ResponseFormat,
-    StructuredOutputs,
-    ToolChoice,
-    ToolDefinition,
-    check_tool_choice,
-    check_tools,
-)
 from headway.server.api.api_errors import bad_request
 from headway.server.api.chat_messages import ChatMessage, check_continuation, check_messages
 from headway.server.api.record_fields import ApiRecord, check_nesting, struct_fields
+from headway.server.api.response_format import ResponseFormat, StructuredOutputs
+from headway.server.api.tool_definitions import ToolChoice, ToolDefinition, check_tool_choice, check_tools
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 

@@ -24,16 +24,21 @@ from headway import __version__
 from headway.front.watch_streams import CacheEvent, CacheStream
 from headway.predict import PromptView
 from headway.server.admission.service_classes import Scheduling, scheduling_of
-from headway.server.api.answer_writers import (
-    ChatEvents,
-    CompletionEvents,
-    PartedChatEvents,
-    chat_answer,
-    completion_answer,
-    echoed_texts,
-    embedding_answer,
+from headway.server.api.api_errors import ApiError, from_exception, overloaded
+from headway.server.api.chat_events import ChatEvents, CompletionEvents, ParsedChatEvents
+from headway.server.api.generation import Forecast, Generation, forecast
+from headway.server.api.jobs import Job, chat_job, completion_job, embedding_job, num_prompts
+from headway.server.api.json_bodies import chat_body, completion_body, echoed_texts, embedding_body
+from headway.server.api.prompts import Prompt
+from headway.server.api.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    GenerationRequest,
+    TokenizeRequest,
 )
-from headway.server.api.answers import (
+from headway.server.api.response_models import (
     DetokenizeResponse,
     HealthResponse,
     KVEvent,
@@ -44,18 +49,6 @@ from headway.server.api.answers import (
     TokenizerInfo,
     VersionResponse,
     json_response,
-)
-from headway.server.api.api_errors import ApiError, from_exception, overloaded
-from headway.server.api.generation import Forecast, Generation, forecast
-from headway.server.api.jobs import Job, chat_job, completion_job, embedding_job, num_prompts
-from headway.server.api.prompts import Prompt
-from headway.server.api.requests import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    GenerationRequest,
-    TokenizeRequest,
 )
 from headway.server.http.asgi_io import record_of, send_bytes, send_json, until_disconnect
 from headway.server.http.draining import SHUTTING_DOWN
@@ -81,7 +74,7 @@ _R = TypeVar("_R", bound=GenerationRequest)
 """The request it stands for; in OpenAI's older APIs that is the body itself."""
 
 
-class AnswerEvents(Protocol):
+class EventStream(Protocol):
     """An answer as server-sent events."""
 
     def begin(self) -> bytes: ...
@@ -131,7 +124,7 @@ class GenerationRoute(ABC, Generic[_B, _R]):
         views = [_view(job, prompt, self._services.info) for prompt in job.prompts]
         return await forecast(views, n=job.n, thread=thread, metrics=self._services.metrics, arrival_s=arrival_s)
 
-    async def _stream(self, generation: Generation, events: AnswerEvents, record: AccessRecord, send: Send) -> None:
+    async def _stream(self, generation: Generation, events: EventStream, record: AccessRecord, send: Send) -> None:
         started = False
         try:
             async with generation:
@@ -168,7 +161,7 @@ class GenerationRoute(ABC, Generic[_B, _R]):
     async def _whole(self, given: _B, generation: Generation) -> bytes: ...
 
     @abstractmethod
-    async def _events(self, given: _B, generation: Generation) -> AnswerEvents: ...
+    async def _events(self, given: _B, generation: Generation) -> EventStream: ...
 
 
 def _view(job: Job, prompt: Prompt, info: EngineReady) -> PromptView:
@@ -197,10 +190,10 @@ class ChatCompletions(GenerationRoute[ChatCompletionRequest, ChatCompletionReque
         return await chat_job(request, scheduling, self._services)
 
     async def _whole(self, given: ChatCompletionRequest, generation: Generation) -> bytes:
-        return await chat_answer(generation, self._services.model_name, self._services.prompts)
+        return await chat_body(generation, self._services.model_name, self._services.prompts)
 
     async def _events(self, given: ChatCompletionRequest, generation: Generation) -> ChatEvents:
-        kind = ChatEvents if generation.job.is_plain else PartedChatEvents
+        kind = ChatEvents if generation.job.is_plain else ParsedChatEvents
         return kind(generation, self._services.model_name, self._services.prompts)
 
 
@@ -217,7 +210,7 @@ class Completions(GenerationRoute[CompletionRequest, CompletionRequest]):
         return await completion_job(request, scheduling, self._services)
 
     async def _whole(self, given: CompletionRequest, generation: Generation) -> bytes:
-        return await completion_answer(generation, self._services.model_name, self._services.prompts)
+        return await completion_body(generation, self._services.model_name, self._services.prompts)
 
     async def _events(self, given: CompletionRequest, generation: Generation) -> CompletionEvents:
         echoes = await echoed_texts(generation, self._services.prompts)
@@ -237,9 +230,9 @@ class Embeddings(GenerationRoute[EmbeddingRequest, CompletionRequest]):
         return await embedding_job(given, request, scheduling, self._services)
 
     async def _whole(self, given: EmbeddingRequest, generation: Generation) -> bytes:
-        return await embedding_answer(generation, self._services.model_name, given)
+        return await embedding_body(generation, self._services.model_name, given)
 
-    async def _events(self, given: EmbeddingRequest, generation: Generation) -> AnswerEvents:
+    async def _events(self, given: EmbeddingRequest, generation: Generation) -> EventStream:
         raise AssertionError("vectors are not streamed")
 
 

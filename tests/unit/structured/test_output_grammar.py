@@ -17,11 +17,12 @@ import pytest
 import tokenizers
 
 from headway.errors import InvalidRequestError
-from headway.structured.answer_formats import REASONING_FORMATS, TOOL_FORMATS
-from headway.structured.answer_spec import AnswerSpec
+from headway.structured.output_spec import OutputSpec
+from headway.structured.reasoning_formats import REASONING_FORMATS
+from headway.structured.tool_call_formats import TOOL_FORMATS
 from headway.structured.tool_schemas import Tool, ToolCall
-from tests.unit.structured.answers import ANY, GET, TOOLS, WEATHER, Answer, read
 from tests.unit.structured.matching import allowed_by, embedded_tokenizer, matcher_of, walk
+from tests.unit.structured.outputs import ANY, GET, TOOLS, WEATHER, Output, read
 
 THINK = REASONING_FORMATS["think"]
 MARKERS = tuple(dict.fromkeys([*THINK.markers, *(text for one in TOOL_FORMATS.values() for text in one.markers)]))
@@ -40,7 +41,7 @@ class Vocabulary:
     def encode(self, text: str) -> list[int]:
         return self.backend.encode(text, add_special_tokens=False).ids
 
-    def verdict(self, spec: AnswerSpec, text: str) -> str:
+    def verdict(self, spec: OutputSpec, text: str) -> str:
         """Whether the grammar takes the text as a whole, as the beginning of an answer, or not."""
         matcher = self.matcher(spec)
         tokens = self.encode(text)
@@ -48,7 +49,7 @@ class Vocabulary:
             return "refused"
         return "whole" if matcher.is_accepting() else "begun"
 
-    def matcher(self, spec: AnswerSpec) -> llguidance.LLMatcher:
+    def matcher(self, spec: OutputSpec) -> llguidance.LLMatcher:
         grammar = spec.grammar(self.special)
         assert grammar is not None
         return matcher_of(self.llguidance, grammar)
@@ -68,8 +69,8 @@ def vocabulary(markers: tuple[str, ...]) -> Vocabulary:
     return Vocabulary(backend, known, special, frozenset(tokenizer.eos_token_ids))
 
 
-def spec(name: str, **options: object) -> AnswerSpec:
-    return AnswerSpec(**{"tools": TOOLS, "tool_format": TOOL_FORMATS[name], **options})  # type: ignore[arg-type]
+def spec(name: str, **options: object) -> OutputSpec:
+    return OutputSpec(**{"tools": TOOLS, "tool_format": TOOL_FORMATS[name], **options})  # type: ignore[arg-type]
 
 
 CITY = {
@@ -154,7 +155,7 @@ def test_auto_leaves_text_alone(name: str, markers: tuple[str, ...]) -> None:
         assert not known.ends & set(known.allowed(known_after(known, auto, before)))
 
 
-def known_after(known: Vocabulary, auto: AnswerSpec, text: str) -> llguidance.LLMatcher:
+def known_after(known: Vocabulary, auto: OutputSpec, text: str) -> llguidance.LLMatcher:
     matcher = known.matcher(auto)
     assert matcher.consume_tokens(known.encode(text))
     return matcher
@@ -179,12 +180,12 @@ def test_text_with_a_grammar_or_calls(name: str) -> None:
         assert known.verdict(either, before + '{"r": 1}') == "refused"
         assert known.verdict(either, before + "Hello") == "refused"
     assert known.verdict(spec(name, content=JSON_CONTENT, tool_choice="none"), calls) == "refused"
-    assert known.verdict(AnswerSpec(content=JSON_CONTENT), '{"q": "x"}') == "whole"
+    assert known.verdict(OutputSpec(content=JSON_CONTENT), '{"q": "x"}') == "whole"
 
 
 def test_without_anything_to_constrain_there_is_no_grammar() -> None:
-    assert AnswerSpec().grammar({}) is None
-    assert AnswerSpec(reasoning=THINK).grammar({}) is None
+    assert OutputSpec().grammar({}) is None
+    assert OutputSpec(reasoning=THINK).grammar({}) is None
     assert spec("hermes", tool_choice="none").grammar({}) is None
     assert spec("hermes", allowed=()).grammar({}) is None
 
@@ -287,7 +288,7 @@ def test_a_value_in_tags_cannot_contain_its_closing_tag() -> None:
     assert vocabulary(()).verdict(answer, f"{inside}a\n</parameter>b{ending}") == "refused"
     assert vocabulary(()).verdict(answer, f"{inside}</parameter>{ending}") == "refused"
     assert vocabulary(()).verdict(answer, f"{inside}a</parameter>{ending}") == "whole"
-    assert read(answer, f"{inside}a</parameter>{ending}") == Answer(
+    assert read(answer, f"{inside}a</parameter>{ending}") == Output(
         "", "", (ToolCall("get_weather", '{"city": "a</parameter>"}'),)
     )
 

@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway.errors import InvalidRequestError
-from headway.structured.answer_formats import REASONING_FORMATS, TOOL_FORMATS
-from headway.structured.answer_spec import AnswerSpec
+from headway.structured.output_spec import OutputSpec
+from headway.structured.reasoning_formats import REASONING_FORMATS
+from headway.structured.tool_call_formats import TOOL_FORMATS
 from headway.structured.tool_schemas import Tool, ToolCall
-from tests.unit.structured.answers import Answer, cut, put_together, read
+from tests.unit.structured.outputs import Output, cut, put_together, read
 
 # Pieces of markers and of syntax, so that random texts come close to calls.
 BITS = [
@@ -91,7 +92,7 @@ def test_what_is_written_is_read_back(name: str, made: list[tuple[str, dict[str,
         return
     form = TOOL_FORMATS[name]
     text = form.write([ToolCall(called, json.dumps(arguments)) for called, arguments in made])
-    got = read(AnswerSpec(tools=tools_for(made), tool_format=form), text)
+    got = read(OutputSpec(tools=tools_for(made), tool_format=form), text)
     assert (got.reasoning, got.content) == ("", "")
     assert [(call.name, json.loads(call.arguments)) for call in got.calls] == made
 
@@ -108,7 +109,7 @@ def test_cuts_change_nothing(
     text = f"{before}{written}{behind}"
     if reasoning is not None and data.draw(st.booleans()):
         text = f"{reasoning.opening}{thought}{reasoning.closing}\n{text}"
-    spec = AnswerSpec(
+    spec = OutputSpec(
         tools=tools_for(made),
         tool_format=form,
         parallel=data.draw(st.booleans()),
@@ -124,7 +125,7 @@ def test_cuts_change_nothing(
     assert_a_prefix_is_never_taken_back(spec, text, whole)
 
 
-def assert_a_prefix_is_never_taken_back(spec: AnswerSpec, text: str, whole: Answer) -> None:
+def assert_a_prefix_is_never_taken_back(spec: OutputSpec, text: str, whole: Output) -> None:
     """What was streamed of an answer at any time is the beginning of the whole."""
     parser = spec.parser()
     pieces = []
@@ -152,6 +153,6 @@ odd_schemas: st.SearchStrategy[Any] = st.recursive(
 @given(properties=odd_schemas, more=st.dictionaries(st.sampled_from(WORDS), odd_schemas, max_size=3))
 def test_odd_schemas_give_a_grammar_or_are_refused(name: str, properties: Any, more: dict[str, Any]) -> None:
     tool = Tool("f", None, {"properties": {"a": properties, "b": properties}, **more})
-    spec = AnswerSpec(tools=(tool,), tool_format=TOOL_FORMATS[name])
+    spec = OutputSpec(tools=(tool,), tool_format=TOOL_FORMATS[name])
     with contextlib.suppress(InvalidRequestError):
         assert "start:" in (spec.grammar({}) or "")

@@ -1,6 +1,7 @@
-"""An answer as blocks, one after another: thoughts, text, calls. Streams tell their changes, whole answers the result.
+"""An output as blocks, one after another: reasoning, text, tool calls. Streams send their changes, whole responses the
+result.
 
-Both translated APIs have this form, and both of their ways to answer go through the same blocks, so that they agree.
+Both translated APIs have this form, and both of their ways to respond go through the same blocks, so that they agree.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from headway.structured.answer_parser import AnswerParser
-from headway.structured.answer_pieces import CallArguments, CallBegin, ContentPiece, Piece, ReasoningPiece
+from headway.structured.output_parser import OutputParser
+from headway.structured.output_pieces import CallArguments, CallBegin, ContentPiece, Piece, ReasoningPiece
 from headway.wire.messages import Delta, PositionLogprobs
 
 BlockKind = Literal["text", "reasoning", "call"]
@@ -17,7 +18,7 @@ BlockKind = Literal["text", "reasoning", "call"]
 
 @dataclass(slots=True)
 class Block:
-    """A part of the answer, as far as it has come."""
+    """A part of the output, as far as it has come."""
 
     kind: BlockKind
     index: int
@@ -51,7 +52,7 @@ class Grown:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A block is complete, or the answer has ended within it."""
+    """A block is complete, or the output has ended within it."""
 
     block: Block
 
@@ -59,10 +60,10 @@ class Closed:
 BlockChange: TypeAlias = Opened | Grown | Closed
 
 
-class AnswerBlocks:
+class ContentBlocks:
     """The blocks of one completion. At most one of them is open, the last."""
 
-    def __init__(self, parser: AnswerParser) -> None:
+    def __init__(self, parser: OutputParser) -> None:
         self.blocks: list[Block] = []
         self.finish_reason = "stop"
         self.stop_reason: int | str | None = None
@@ -89,7 +90,7 @@ class AnswerBlocks:
         return self._apply(pieces)
 
     def finish(self) -> list[BlockChange]:
-        """The answer has ended."""
+        """The output has ended."""
         changes = self._apply(self._parser.finish())
         if self._space and not self.blocks:
             self._grow("text", self._space)

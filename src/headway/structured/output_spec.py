@@ -1,4 +1,4 @@
-"""`AnswerSpec`: all that says what an answer may look like. It gives the grammar for the model and the parser."""
+"""`OutputSpec`: all that says what an output may contain. It gives the grammar for the model and the parser."""
 
 from __future__ import annotations
 
@@ -7,18 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headway.errors import InvalidRequestError
-from headway.structured.answer_formats import (
-    Arguments,
-    Extra,
-    Marker,
-    Name,
-    Part,
-    ReasoningFormat,
-    Space,
-    Text,
-    ToolFormat,
-)
-from headway.structured.answer_parser import AnswerParser
 from headway.structured.grammars import (
     ANY_TEXT,
     SOME_TEXT,
@@ -30,6 +18,18 @@ from headway.structured.grammars import (
     special_tokens,
     terminal,
 )
+from headway.structured.output_parser import OutputParser
+from headway.structured.reasoning_formats import ReasoningFormat
+from headway.structured.tool_call_formats import (
+    Arguments,
+    Extra,
+    Marker,
+    Name,
+    Part,
+    Space,
+    Text,
+    ToolFormat,
+)
 from headway.structured.tool_schemas import Tool
 
 TOOL_CHOICES = ("none", "auto", "required")
@@ -38,10 +38,10 @@ _SPACE = f"{terminal(spaces(1))}?"
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerSpec:
+class OutputSpec:
     """`allowed` are the names that may be called, None for all: a named choice is one name and "required".
 
-    `content` is a whole grammar (with `start`) of the text answer, None for free text. `starts_in_reasoning`: the
+    `content` is a whole grammar (with `start`) of the text output, None for free text. `starts_in_reasoning`: the
     prompt ends with the opening marker of the reasoning.
     """
 
@@ -74,7 +74,7 @@ class AnswerSpec:
 
     @property
     def callable_tools(self) -> tuple[Tool, ...]:
-        """Tools that this answer may call."""
+        """Tools that this output may call."""
         if self.tool_choice == "none":
             return ()
         allowed = None if self.allowed is None else frozenset(self.allowed)
@@ -82,7 +82,7 @@ class AnswerSpec:
 
     @property
     def calls_format(self) -> ToolFormat | None:
-        """The format as it is in this answer: where text has a grammar too, only a marker tells calls from text."""
+        """The format as it is in this output: where text has a grammar too, only a marker tells calls from text."""
         if self.tool_format is None or not self.callable_tools:
             return None
         return self.tool_format if self.content is None or self.tool_choice == "required" else self.tool_format.marked
@@ -93,8 +93,8 @@ class AnswerSpec:
         of_tools = self.calls_format.markers if self.calls_format else ()
         return (*(self.reasoning.markers if self.reasoning else ()), *of_tools)
 
-    def parser(self) -> AnswerParser:
-        return AnswerParser(
+    def parser(self) -> OutputParser:
+        return OutputParser(
             tools={tool.name: tool for tool in self.callable_tools},
             tool_format=self.calls_format,
             only_at_start=self.content is not None,
@@ -104,35 +104,35 @@ class AnswerSpec:
         )
 
     def grammar(self, special_token_ids: Mapping[str, int]) -> str | None:
-        """The grammar of the answer; None if there is nothing to constrain.
+        """The grammar of the output; None if there is nothing to constrain.
 
         `special_token_ids` are the tokens whose bytes are no text for llguidance (`LLTokenizer.is_special_token`).
         """
         if not self.callable_tools and self.content is None:
             return None
-        return _AnswerGrammar(self, special_token_ids).text()
+        return _OutputGrammar(self, special_token_ids).text()
 
 
-class _AnswerGrammar:
-    """Derives the rules of one answer from the descriptions of its parts."""
+class _OutputGrammar:
+    """Derives the rules of one output from the descriptions of its parts."""
 
-    def __init__(self, spec: AnswerSpec, special_token_ids: Mapping[str, int]) -> None:
+    def __init__(self, spec: OutputSpec, special_token_ids: Mapping[str, int]) -> None:
         self._spec = spec
         self._rules = LarkRules(special_token_ids)
         self._rules.add("TEXT", terminal(SOME_TEXT))
-        # Any text may come first, and the answer may end within it.
+        # Any text may come first, and the output may end within it.
         self._is_free = spec.content is None and spec.tool_choice == "auto"
 
     def text(self) -> str:
-        answer = self._answer()
+        output = self._output()
         if self._spec.reasoning is not None:
-            answer = self._after_reasoning(answer, self._spec.reasoning)
-        self._rules.add("start", answer)
+            output = self._after_reasoning(output, self._spec.reasoning)
+        self._rules.add("start", output)
         return self._rules.text()
 
-    def _after_reasoning(self, answer: str, form: ReasoningFormat) -> str:
+    def _after_reasoning(self, output: str, form: ReasoningFormat) -> str:
         rules = self._rules
-        rules.add("answer", answer)
+        rules.add("answer", output)
         rest = f"{self._text_until(form.closing, 'reasoning_end')} {'' if self._is_free else _SPACE} answer"
         rules.add("reasoned", f"{rest} | TEXT?" if self._is_free else rest)
         if self._spec.starts_in_reasoning:
@@ -142,18 +142,18 @@ class _AnswerGrammar:
             opening = rules.add("reasoning_begin", terminal(spaces() + regex_quote(form.opening)), lazy=True)
         return f"{opening} reasoned | answer"
 
-    def _answer(self) -> str:
+    def _output(self) -> str:
         spec = self._spec
         form = spec.calls_format
         content = "TEXT?" if spec.content is None else self._rules.add("content", inline_grammar(spec.content))
         if form is None:
             return content
         if self._is_free:
-            return self._free_answer(form)
+            return self._free_output(form)
         calls = self._at_start(form) if form.only_at_start else self._calls(form)
         return calls if spec.tool_choice == "required" else one_of([calls, content])
 
-    def _free_answer(self, form: ToolFormat) -> str:
+    def _free_output(self, form: ToolFormat) -> str:
         """Text in which calls may begin; until then nothing is forced."""
         rules = self._rules
         others = {token for text, token in rules.special_token_ids.items() if text not in self._spec.markers}

@@ -1,4 +1,4 @@
-"""From what a request says of its answer's form to the answer's grammar: the work of a helper process.
+"""From what a request says of its output's form to the output's grammar: the work of a helper process.
 
     tools, constraint ──► schemas prepared for the compiler ──► one grammar of calls, thoughts and text
 
@@ -13,14 +13,15 @@ import msgspec
 
 from headway.errors import InvalidRequestError
 from headway.sampling_params import StructuredOutputsParams
-from headway.structured.answer_formats import REASONING_FORMATS, TOOL_FORMATS
-from headway.structured.answer_spec import AnswerSpec
 from headway.structured.grammars import grammar_of
+from headway.structured.output_spec import OutputSpec
+from headway.structured.reasoning_formats import REASONING_FORMATS
+from headway.structured.tool_call_formats import TOOL_FORMATS
 from headway.structured.tool_schemas import MAX_NESTING, Tool, is_too_deep, prepared_tool
 
 
 class ShapeJob(msgspec.Struct, tag="shape", frozen=True, kw_only=True):
-    """All that decides what an answer may look like."""
+    """All that decides what an output may look like."""
 
     tools: tuple[Tool, ...] = ()
     tool_format: str | None = None
@@ -31,7 +32,7 @@ class ShapeJob(msgspec.Struct, tag="shape", frozen=True, kw_only=True):
     reasoning: str | None = None
     starts_in_reasoning: bool = False
     constraint: dict[str, Any] | None = None
-    """Fields of `StructuredOutputsParams` that the text of the answer must match."""
+    """Fields of `StructuredOutputsParams` that the text of the output must match."""
     special_token_ids: dict[str, int] = {}
     """The markers of the formats that are special tokens of the model."""
 
@@ -44,20 +45,20 @@ class Shape(msgspec.Struct, tag="answer", frozen=True, kw_only=True):
     left_out: tuple[tuple[str, ...], ...] = ()
     """What of each tool's schema its calls are not held to."""
     content: str | None = None
-    """The grammar of the text, where it is a part of the answer only."""
+    """The grammar of the text, where it is a part of the output only."""
     grammar: str | None = None
-    """The grammar of the whole answer. None: it may be anything."""
+    """The grammar of the whole output. None: it may be anything."""
     num_bytes: int = 0
     """The memory that compiling the grammar took."""
 
 
-def shape_answer(job: ShapeJob) -> Shape:
+def shape_output(job: ShapeJob) -> Shape:
     """Raises `InvalidRequestError` that names the field, or the place in a schema."""
     prepared = [_prepared(place, tool) for place, tool in enumerate(job.tools)]
     tools = tuple(tool for tool, _ in prepared)
     constraint = None if job.constraint is None else StructuredOutputsParams(**job.constraint)
     is_mixed = bool(tools) or job.reasoning is not None
-    spec = AnswerSpec(
+    spec = OutputSpec(
         tools=tools,
         tool_format=None if job.tool_format is None else TOOL_FORMATS[job.tool_format],
         tool_choice=job.tool_choice,

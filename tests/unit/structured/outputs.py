@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from headway.structured.answer_pieces import CallArguments, CallBegin, ContentPiece, Piece, ReasoningPiece
-from headway.structured.answer_spec import AnswerSpec
+from headway.structured.output_pieces import CallArguments, CallBegin, ContentPiece, Piece, ReasoningPiece
+from headway.structured.output_spec import OutputSpec
 from headway.structured.tool_schemas import Tool, ToolCall
 
 WEATHER = Tool(
@@ -42,13 +42,13 @@ TOOLS = (WEATHER, GET, ANY)
 
 
 @dataclass(frozen=True)
-class Answer:
+class Output:
     reasoning: str
     content: str
     calls: tuple[ToolCall, ...]
 
 
-def put_together(pieces: Iterable[Piece]) -> Answer:
+def put_together(pieces: Iterable[Piece]) -> Output:
     reasoning = content = ""
     calls: list[ToolCall] = []
     for piece in pieces:
@@ -64,10 +64,10 @@ def put_together(pieces: Iterable[Piece]) -> Answer:
                 assert text
                 assert index == len(calls) - 1
                 calls[index] = ToolCall(calls[index].name, calls[index].arguments + text)
-    return Answer(reasoning, content, tuple(calls))
+    return Output(reasoning, content, tuple(calls))
 
 
-def read(spec: AnswerSpec, *chunks: str) -> Answer:
+def read(spec: OutputSpec, *chunks: str) -> Output:
     parser = spec.parser()
     pieces = [piece for chunk in chunks for piece in parser.feed(chunk)]
     return put_together([*pieces, *parser.finish()])

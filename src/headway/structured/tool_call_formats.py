@@ -1,7 +1,7 @@
-"""How models write tool calls and reasoning: one description per format.
+"""How models write tool calls: one description per format.
 
 A description is a sequence of parts: texts, markers, whitespace, the tool's name, its arguments. The grammar that
-forces the format, the reader of answers and the writer of earlier calls are all derived from it, so that they cannot
+forces the format, the parser of outputs and the writer of earlier calls are all derived from it, so that they cannot
 disagree. To add a format, add its description to `TOOL_FORMATS`, and what its chat template shows to `_TEMPLATE_SIGNS`.
 """
 
@@ -78,7 +78,7 @@ class ToolFormat:
     """How a model writes its calls: `opening`, calls with `between` between them, `closing`.
 
     Without an opening, each call stands on its own, and text may come between calls. `only_at_start`: calls have no
-    marker, so that they are told from text by standing at the start of the answer.
+    marker, so that they are told from text by standing at the start of the output.
     """
 
     name: str
@@ -147,26 +147,6 @@ class ToolFormat:
         )
 
 
-@dataclass(frozen=True)
-class ReasoningFormat:
-    """Markers around what the model thinks before it answers."""
-
-    name: str
-    opening: str
-    closing: str
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return self.opening, self.closing
-
-    def is_open_after(self, prompt: str, *, in_text: bool = False) -> bool:
-        """Whether a prompt ends with the opening marker, or `in_text`, with what the model has thought so far: the
-        answer then begins in the reasoning."""
-        if in_text:
-            return prompt.rfind(self.opening) > prompt.rfind(self.closing)
-        return prompt.rstrip(SPACES).endswith(self.opening)
-
-
 def _json_call(arguments_key: str, *extra: Part) -> tuple[Part, ...]:
     """`{"name": "f", "arguments": {...}}`, in this order of keys."""
     return (
@@ -228,15 +208,6 @@ USUAL_TOOL_FORMAT = "hermes"
 """For models whose chat template shows none."""
 TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType({one.name: one for one in _FORMATS})
 
-_REASONING = (
-    ReasoningFormat("think", "<think>", "</think>"),
-    ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
-    ReasoningFormat("seed", "<seed:think>", "</seed:think>"),
-    ReasoningFormat("cohere", "<|START_THINKING|>", "<|END_THINKING|>"),
-    ReasoningFormat("kimi", "◁think▷", "◁/think▷"),
-)
-REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType({one.name: one for one in _REASONING})
-
 # What the chat templates of a format's models contain, the more telling ones first. All texts of a row must be there.
 _TEMPLATE_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("qwen3_coder", ("<function=", "<parameter=")),
@@ -261,13 +232,6 @@ def shown_tool_format(chat_template: str | None) -> ToolFormat | None:
 def tool_format_for(chat_template: str | None) -> ToolFormat:
     """The format that a model's chat template shows; `hermes` where it shows none."""
     return shown_tool_format(chat_template) or TOOL_FORMATS[USUAL_TOOL_FORMAT]
-
-
-def reasoning_format_for(chat_template: str | None) -> ReasoningFormat | None:
-    """The reasoning that a model's chat template shows, if any."""
-    template = chat_template or ""
-    # Some templates only cut the reasoning off earlier answers: they name the closing marker alone.
-    return next((one for one in _REASONING if one.closing in template), None)
 
 
 def _written(part: Part, call: ToolCall | None = None) -> str:

@@ -1,4 +1,4 @@
-"""What an answer is read into, and the text it is read from as it comes.
+"""The pieces that an output is read into, and the text that they are read from as it comes.
 
 Readers are generators: recursive descent that pauses (`yield`) where the text so far does not decide how to go on. What
 they emit depends on the text alone, never on how it was cut into chunks.
@@ -45,7 +45,7 @@ class CallArguments:
 Piece: TypeAlias = ContentPiece | ReasoningPiece | CallBegin | CallArguments
 
 
-class AnswerStream:
+class TextStream:
     """Text that has come and is not read yet, and the pieces read since they were last taken."""
 
     def __init__(self) -> None:
@@ -81,14 +81,14 @@ class AnswerStream:
         return taken
 
     def more(self) -> Reading[bool]:
-        """Wait for text behind the unread one; False if the answer ended."""
+        """Wait for text behind the unread one; False if the output ended."""
         length = len(self.rest)
         while len(self.rest) == length and not self.ended:
             yield
         return len(self.rest) > length
 
     def at_least(self, count: int) -> Reading[bool]:
-        """Wait for so many unread characters; False if the answer ended before."""
+        """Wait for so many unread characters; False if the output ended before."""
         while len(self.rest) < count:
             if not (yield from self.more()):
                 return False
@@ -113,7 +113,7 @@ class AnswerStream:
         return True
 
     def literal(self, wanted: str) -> Reading[bool]:
-        """Read `wanted`, if it is what follows. Of an answer that ends within it, the rest is read."""
+        """Read `wanted`, if it is what follows. Of an output that ends within it, the rest is read."""
         if (yield from self.follows(wanted)):
             self.take(len(wanted))
             return True
@@ -124,7 +124,7 @@ class AnswerStream:
     def until(self, marker: str) -> Reading[str | None]:
         """The next part of the text before `marker`, as soon as it is certain; None once the marker is read.
 
-        "" if the answer ended without it: the rest, if any, is the beginning of the marker.
+        "" if the output ended without it: the rest, if any, is the beginning of the marker.
         """
         while True:
             found = self.rest.find(marker)

@@ -7,17 +7,18 @@ import json
 import pytest
 
 from headway.errors import InvalidRequestError
-from headway.structured.answer_formats import REASONING_FORMATS, TOOL_FORMATS, reasoning_format_for, tool_format_for
-from headway.structured.answer_pieces import CallArguments, CallBegin, ContentPiece, Piece, ReasoningPiece
-from headway.structured.answer_spec import AnswerSpec
+from headway.structured.output_pieces import CallArguments, CallBegin, ContentPiece, Piece, ReasoningPiece
+from headway.structured.output_spec import OutputSpec
+from headway.structured.reasoning_formats import REASONING_FORMATS, reasoning_format_for
+from headway.structured.tool_call_formats import TOOL_FORMATS, tool_format_for
 from headway.structured.tool_schemas import Tool, ToolCall
-from tests.unit.structured.answers import ANY, GET, TOOLS, WEATHER, Answer, cut, read
+from tests.unit.structured.outputs import ANY, GET, TOOLS, WEATHER, Output, cut, read
 
 THINK = REASONING_FORMATS["think"]
 
 
-def spec(name: str, **options: object) -> AnswerSpec:
-    return AnswerSpec(tools=TOOLS, tool_format=TOOL_FORMATS[name], **options)  # type: ignore[arg-type]
+def spec(name: str, **options: object) -> OutputSpec:
+    return OutputSpec(tools=TOOLS, tool_format=TOOL_FORMATS[name], **options)  # type: ignore[arg-type]
 
 
 PARIS = ToolCall("get_weather", '{"city": "Paris"}')
@@ -106,15 +107,15 @@ ANSWERS = [
 @pytest.mark.parametrize(("name", "text", "content", "calls"), ANSWERS)
 def test_what_models_write(name: str, text: str, content: str, calls: list[ToolCall]) -> None:
     whole = read(spec(name), text)
-    assert whole == Answer("", content, tuple(calls))
+    assert whole == Output("", content, tuple(calls))
     for call in whole.calls:
         json.loads(call.arguments)
     assert read(spec(name), *text) == whole
     for place in range(len(text)):
         assert read(spec(name), *cut(text, [place])) == whole
-    assert read(spec(name, tool_choice="none"), text) == Answer("", text, ())
+    assert read(spec(name, tool_choice="none"), text) == Output("", text, ())
     thought = f"<think>\nHm: {text}\n</think>\n\n{text}"
-    wanted = Answer(f"Hm: {text}".strip(), content, tuple(calls))
+    wanted = Output(f"Hm: {text}".strip(), content, tuple(calls))
     assert read(spec(name, reasoning=THINK), thought) == wanted
     assert read(spec(name, reasoning=THINK), *thought) == wanted
     in_prompt = thought.removeprefix("<think>")
@@ -146,8 +147,8 @@ def test_an_answer_cut_short_gives_what_there_is(name: str) -> None:
 
 IN_TAGS = '<tool_call>\n<function=get_weather>\n<parameter=city>\nPa"ri\n</par'
 BEGINS = [CallBegin(0, "get_weather"), CallArguments(0, '{"city": "Pa\\"ri')]
-BEGUN = AnswerSpec(reasoning=THINK, starts_in_reasoning=True)
-STREAMS: dict[str, tuple[AnswerSpec, list[tuple[str, list[Piece]]]]] = {
+BEGUN = OutputSpec(reasoning=THINK, starts_in_reasoning=True)
+STREAMS: dict[str, tuple[OutputSpec, list[tuple[str, list[Piece]]]]] = {
     "what may be a marker is held back": (
         spec("hermes"),
         [
@@ -173,7 +174,7 @@ STREAMS: dict[str, tuple[AnswerSpec, list[tuple[str, list[Piece]]]]] = {
     ),
     "strings in Python": (spec("pythonic"), [("[get_weather(city='Pa\"ri", BEGINS), ("", [])]),
     "reasoning": (BEGUN, [("\nSo a <b", [ReasoningPiece("So a <b")]), ("", [])]),
-    "plain text": (AnswerSpec(), [(" <tool_call>", [ContentPiece(" <tool_call>")]), ("", [])]),
+    "plain text": (OutputSpec(), [(" <tool_call>", [ContentPiece(" <tool_call>")]), ("", [])]),
 }
 
 
@@ -193,33 +194,33 @@ HERMES_SEVEN = TOOL_FORMATS["hermes"].write([SEVEN])
 LLAMA_SEVEN = '{"name": "get", "parameters": {"n": 7}}'
 MORE = '<tool_call>\n{"name": "get", "arguments": {"n": 7}, "more": 1}\n</tool_call>'
 IN_TEXT = '{"q": "<tool_call><function=get>"}'
-PLAIN = AnswerSpec(reasoning=THINK)
-MISTRAL = AnswerSpec(reasoning=REASONING_FORMATS["mistral"])
-READ: list[tuple[str, AnswerSpec, str, Answer]] = [
-    ("a name not to be called", spec("hermes", allowed=("get_weather",)), HERMES_SEVEN, Answer("", HERMES_SEVEN, ())),
+PLAIN = OutputSpec(reasoning=THINK)
+MISTRAL = OutputSpec(reasoning=REASONING_FORMATS["mistral"])
+READ: list[tuple[str, OutputSpec, str, Output]] = [
+    ("a name not to be called", spec("hermes", allowed=("get_weather",)), HERMES_SEVEN, Output("", HERMES_SEVEN, ())),
     (
         "one call only",
         spec("hermes", parallel=False),
         TOOL_FORMATS["hermes"].write([PARIS, SEVEN]),
-        Answer("", HERMES_SEVEN, (PARIS,)),
+        Output("", HERMES_SEVEN, (PARIS,)),
     ),
-    ("a grammar's text", spec("qwen3_coder", content=GRAMMAR), IN_TEXT, Answer("", IN_TEXT, ())),
-    ("a grammar's object", spec("llama3_json", content=GRAMMAR), LLAMA_SEVEN, Answer("", LLAMA_SEVEN, ())),
-    ("no text", spec("llama3_json", content=GRAMMAR), f"<|python_tag|>{LLAMA_SEVEN}", Answer("", "", (SEVEN,))),
-    ("a broken format", spec("hermes"), MORE, Answer("", ', "more": 1}\n</tool_call>', (SEVEN,))),
-    ("reasoning", PLAIN, "<think>\nSo.\n\n</think>\n\nYes. \n", Answer("So.", "Yes. \n", ())),
-    ("empty reasoning", PLAIN, "<think>\n\n</think>\n\nYes.", Answer("", "Yes.", ())),
-    ("reasoning too late", PLAIN, "Yes <think>no</think>", Answer("", "Yes <think>no</think>", ())),
-    ("half a marker", PLAIN, "  <thi", Answer("", "  <thi", ())),
-    ("half of the last marker", PLAIN, "<think>So </th", Answer("So </th", "", ())),
-    ("begun in the prompt", BEGUN, "So.</think>Yes", Answer("So.", "Yes", ())),
-    ("begun twice", BEGUN, "<think>So.</think>Yes", Answer("So.", "Yes", ())),
-    ("reasoning of Mistral", MISTRAL, "[THINK]So.[/THINK]Yes", Answer("So.", "Yes", ())),
+    ("a grammar's text", spec("qwen3_coder", content=GRAMMAR), IN_TEXT, Output("", IN_TEXT, ())),
+    ("a grammar's object", spec("llama3_json", content=GRAMMAR), LLAMA_SEVEN, Output("", LLAMA_SEVEN, ())),
+    ("no text", spec("llama3_json", content=GRAMMAR), f"<|python_tag|>{LLAMA_SEVEN}", Output("", "", (SEVEN,))),
+    ("a broken format", spec("hermes"), MORE, Output("", ', "more": 1}\n</tool_call>', (SEVEN,))),
+    ("reasoning", PLAIN, "<think>\nSo.\n\n</think>\n\nYes. \n", Output("So.", "Yes. \n", ())),
+    ("empty reasoning", PLAIN, "<think>\n\n</think>\n\nYes.", Output("", "Yes.", ())),
+    ("reasoning too late", PLAIN, "Yes <think>no</think>", Output("", "Yes <think>no</think>", ())),
+    ("half a marker", PLAIN, "  <thi", Output("", "  <thi", ())),
+    ("half of the last marker", PLAIN, "<think>So </th", Output("So </th", "", ())),
+    ("begun in the prompt", BEGUN, "So.</think>Yes", Output("So.", "Yes", ())),
+    ("begun twice", BEGUN, "<think>So.</think>Yes", Output("So.", "Yes", ())),
+    ("reasoning of Mistral", MISTRAL, "[THINK]So.[/THINK]Yes", Output("So.", "Yes", ())),
 ]
 
 
 @pytest.mark.parametrize(("asked", "text", "answer"), [row[1:] for row in READ], ids=[row[0] for row in READ])
-def test_what_is_read(asked: AnswerSpec, text: str, answer: Answer) -> None:
+def test_what_is_read(asked: OutputSpec, text: str, answer: Output) -> None:
     assert read(asked, text) == read(asked, *text) == answer
 
 
@@ -274,7 +275,7 @@ def test_results() -> None:
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, object], param: str) -> None:
     with pytest.raises(InvalidRequestError) as error:
-        AnswerSpec(**{"tool_format": TOOL_FORMATS["hermes"], **options})  # type: ignore[arg-type]
+        OutputSpec(**{"tool_format": TOOL_FORMATS["hermes"], **options})  # type: ignore[arg-type]
     assert error.value.param == param
 
 

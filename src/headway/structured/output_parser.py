@@ -1,41 +1,41 @@
-"""Read an answer as it comes: what the model thought, what it said, and which tools it calls.
+"""Read an output as it comes: its reasoning, its content, and its tool calls.
 
-The same reader serves streamed and whole answers: a whole one is one `feed` and `finish`.
+The same parser serves streamed and whole outputs: a whole one is one `feed` and `finish`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from headway.structured.answer_formats import (
+from headway.structured.grammars import SPACES
+from headway.structured.output_pieces import (
+    CallBegin,
+    ContentPiece,
+    Piece,
+    Reading,
+    ReasoningPiece,
+    TextStream,
+    partial_end,
+)
+from headway.structured.reasoning_formats import ReasoningFormat
+from headway.structured.tool_call_formats import (
     Arguments,
     Extra,
     Marker,
     Name,
     Part,
     PartsMatch,
-    ReasoningFormat,
     Space,
     Text,
     ToolFormat,
     Undecided,
     match_parts,
 )
-from headway.structured.answer_pieces import (
-    AnswerStream,
-    CallBegin,
-    ContentPiece,
-    Piece,
-    Reading,
-    ReasoningPiece,
-    partial_end,
-)
-from headway.structured.grammars import SPACES
 from headway.structured.tool_schemas import Tool
 
 
-class AnswerParser:
-    """Splits one answer into pieces. Text that may be the beginning of a marker is held back until that is decided.
+class OutputParser:
+    """Splits one output into pieces. Text that may be the beginning of a marker is held back until that is decided.
 
     Whitespace at the border of reasoning, content and calls belongs to the format: it is no content. `tools` are those
     that may be called, by name; without any, what looks like a call is content. `only_at_start`: so is what looks like
@@ -58,10 +58,10 @@ class AnswerParser:
         self._parallel = parallel
         self._reasoning = reasoning
         self._starts_in_reasoning = starts_in_reasoning
-        self._stream = AnswerStream()
+        self._stream = TextStream()
         self._calls = 0
         # Without anything to look for, text goes straight through.
-        self._reading = self._answer() if self._tool_format or reasoning else None
+        self._reading = self._output() if self._tool_format or reasoning else None
 
     def feed(self, text: str) -> list[Piece]:
         """Pieces that are certain now that `text` has come."""
@@ -82,7 +82,7 @@ class AnswerParser:
             next(self._reading, None)
         return self._stream.take_pieces()
 
-    def _answer(self) -> Reading[None]:
+    def _output(self) -> Reading[None]:
         if self._reasoning is not None:
             yield from self._read_reasoning(self._reasoning)
         if self._tool_format is not None:
@@ -125,7 +125,7 @@ class AnswerParser:
             pass
 
     def _content_and_calls(self, form: ToolFormat) -> Reading[bool]:
-        """Emit content and the calls behind it; False if the answer ended without calls."""
+        """Emit content and the calls behind it; False if the output ended without calls."""
         stream = self._stream
         trigger = form.trigger.text
         while True:
@@ -192,7 +192,7 @@ class AnswerParser:
         return True
 
     def _drop_begun(self, parts: Sequence[Part]) -> None:
-        """Drop the rest of an answer that ended within the head of one more call."""
+        """Drop the rest of an output that ended within the head of one more call."""
         stream = self._stream
         if stream.ended and match_parts(parts, stream.rest, names=tuple(self._tools), ended=False) == Undecided():
             stream.take(len(stream.rest))

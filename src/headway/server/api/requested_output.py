@@ -1,4 +1,4 @@
-"""What the answer to a request may look like, from the request's fields and the formats that the model knows."""
+"""What a request asks its output to be: from its fields and the formats that the model knows, to an `OutputSpec`."""
 
 from __future__ import annotations
 
@@ -9,27 +9,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.sampling_params import StructuredOutputsParams
-from headway.server.api.answer_requests import AllowedToolChoice, NamedToolChoice
 from headway.server.api.api_errors import bad_request
 from headway.server.api.format_choice import choose_tool_format
 from headway.server.api.requests import ChatCompletionRequest, GenerationRequest
-from headway.structured.answer_formats import (
-    REASONING_FORMATS,
-    ReasoningFormat,
-    ToolFormat,
-    reasoning_format_for,
-)
-from headway.structured.answer_shape import Shape, ShapeJob
-from headway.structured.answer_spec import AnswerSpec
+from headway.server.api.tool_definitions import AllowedToolChoice, NamedToolChoice
+from headway.structured.output_shape import Shape, ShapeJob
+from headway.structured.output_spec import OutputSpec
+from headway.structured.reasoning_formats import REASONING_FORMATS, ReasoningFormat, reasoning_format_for
+from headway.structured.tool_call_formats import ToolFormat
 from headway.structured.tool_schemas import Tool, log_loosened
 from headway.tokenizer import Tokenizer
 
-PLAIN = AnswerSpec()
+PLAIN = OutputSpec()
 """Free text, of which nothing is set apart."""
 
 
 @dataclass(frozen=True)
-class AnswerFormats:
+class ModelFormats:
     """How the model writes calls and thoughts."""
 
     tokenizer: Tokenizer | None
@@ -37,7 +33,7 @@ class AnswerFormats:
     reasoning: ReasoningFormat | None
 
     @classmethod
-    def of_model(cls, tokenizer: Tokenizer | None, *, tool_format: str, reasoning_format: str) -> AnswerFormats:
+    def of_model(cls, tokenizer: Tokenizer | None, *, tool_format: str, reasoning_format: str) -> ModelFormats:
         """By the names that the operator gave; "auto" looks at the chat template."""
         with_tools = None if tokenizer is None else tokenizer.chat_template_for(has_tools=True)
         plain = None if tokenizer is None else tokenizer.chat_template
@@ -58,14 +54,14 @@ class AnswerFormats:
         ids = {marker: self.tokenizer.marker_token_id(marker) for marker in markers}
         return {marker: token_id for marker, token_id in ids.items() if token_id is not None}
 
-    def shows_special_tokens(self, answer: AnswerSpec) -> bool:
-        """Whether the answer's parser needs special tokens in the text."""
-        return not self.marker_token_ids.keys().isdisjoint(answer.markers)
+    def shows_special_tokens(self, spec: OutputSpec) -> bool:
+        """Whether the output's parser needs special tokens in the text."""
+        return not self.marker_token_ids.keys().isdisjoint(spec.markers)
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """What the text of an answer must match."""
+    """What the text of an output must match."""
 
     values: dict[str, Any]
     """Fields of `StructuredOutputsParams`; the first says which kind it is."""
@@ -93,14 +89,14 @@ def tools_of(request: ChatCompletionRequest) -> tuple[Tool, ...]:
     return tuple(definition.as_tool() for definition in request.tools or ())
 
 
-def answer_spec(request: ChatCompletionRequest, formats: AnswerFormats, *, prompt_text: str) -> AnswerSpec:
+def output_spec(request: ChatCompletionRequest, formats: ModelFormats, *, prompt_text: str) -> OutputSpec:
     """What may follow a prompt, with the tools as the client wrote them."""
     tools = tools_of(request)
     reasoning = formats.reasoning
     if not tools and reasoning is None:
         return PLAIN
     choice, allowed = _choice(request)
-    return AnswerSpec(
+    return OutputSpec(
         tools=tools,
         tool_format=formats.tool_format if tools else None,
         tool_choice=choice if tools else "none",
@@ -113,31 +109,31 @@ def answer_spec(request: ChatCompletionRequest, formats: AnswerFormats, *, promp
     )
 
 
-def shape_job(answer: AnswerSpec, constraint: StructuredOutputsParams | None, formats: AnswerFormats) -> ShapeJob:
-    """What has to be worked on before the engine can keep to the answer's form."""
+def shape_job(spec: OutputSpec, constraint: StructuredOutputsParams | None, formats: ModelFormats) -> ShapeJob:
+    """What has to be worked on before the engine can keep to the output's form."""
     values = {} if constraint is None else dataclasses.asdict(constraint)
     return ShapeJob(
-        tools=answer.tools,
-        tool_format=None if answer.tool_format is None else answer.tool_format.name,
-        tool_choice=answer.tool_choice,
-        allowed=answer.allowed,
-        parallel=answer.parallel,
-        reasoning=None if answer.reasoning is None else answer.reasoning.name,
-        starts_in_reasoning=answer.starts_in_reasoning,
+        tools=spec.tools,
+        tool_format=None if spec.tool_format is None else spec.tool_format.name,
+        tool_choice=spec.tool_choice,
+        allowed=spec.allowed,
+        parallel=spec.parallel,
+        reasoning=None if spec.reasoning is None else spec.reasoning.name,
+        starts_in_reasoning=spec.starts_in_reasoning,
         constraint={name: value for name, value in values.items() if value} or None,
         special_token_ids=formats.marker_token_ids,
     )
 
 
-def with_shape(answer: AnswerSpec, shape: Shape) -> AnswerSpec:
-    """The answer as the grammar has it."""
-    for tool, left_out in zip(answer.tools, shape.left_out, strict=True):
+def with_shape(spec: OutputSpec, shape: Shape) -> OutputSpec:
+    """The output as the grammar has it."""
+    for tool, left_out in zip(spec.tools, shape.left_out, strict=True):
         log_loosened(tool.name, left_out)
     tools = tuple(
         dataclasses.replace(tool, parameters=parameters)
-        for tool, parameters in zip(answer.tools, shape.parameters, strict=True)
+        for tool, parameters in zip(spec.tools, shape.parameters, strict=True)
     )
-    return dataclasses.replace(answer, tools=tools, content=shape.content)
+    return dataclasses.replace(spec, tools=tools, content=shape.content)
 
 
 def _choice(request: ChatCompletionRequest) -> tuple[str, tuple[str, ...] | None]:

@@ -1,4 +1,4 @@
-"""Reason about the sets of values that schemas allow: views, disjointness and complements.
+"""Reason about the sets of values that schemas allow: views of them, and whether they share a value.
 
 A `View` is one conjunction of constraints on a value; `SchemaViews.views` spreads a schema over `anyOf` and `$ref`
 into a list of them. A view may leave constraints out, never add any: it allows at least what its schema allows. So
@@ -6,63 +6,24 @@ into a list of them. A view may leave constraints out, never add any: it allows 
 * two schemas whose views are pairwise disjoint share no value, and
 * what lies outside all views of a schema lies outside the schema.
 
-Both are all that `oneOf`, `not` and `if` need.
+Both are all that `oneOf`, `not` and `if` need (see `one_of` and `schema_complements`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
-from headway.structured.json_pattern import none_of, opposite_pattern
-from headway.structured.pattern_matching import PatternMatching, work_of
-
-Schema = dict[str, Any] | bool
-TYPES = ("null", "boolean", "number", "string", "array", "object")
+from headway.structured.pattern_matching import share_no_string
+from headway.structured.schema_nodes import TYPES, Node, TooComplexError, is_integral, type_of, value_key
 
 _MAX_VIEWS = 48
 _MAX_DEPTH = 10
 _MAX_APART_DEPTH = 4
 _MAX_WORK = 8_000
 _MAX_ITEMS = 8
-_SHOWN_NAME_CHARS = 100
-
-
-class TooComplexError(ValueError):
-    """The schema's alternatives multiply beyond what is worth working out."""
-
-
-class InexpressibleError(ValueError):
-    """The complement of a schema cannot be written as a schema."""
-
-
-@dataclass(frozen=True)
-class Resource:
-    """A schema document, or a part of one with an `$id` of its own: `#/…` starts here."""
-
-    root: Schema
-    path: str
-    base: str = ""
-    """Its identifier, with which relative references in it are joined."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """A schema at its place: where its references start, and its JSON path for messages."""
-
-    schema: Schema
-    resource: Resource
-    path: str
-
-    def child(self, schema: Any, *keys: str | int) -> Node:
-        return Node(schema, self.resource, self.place(*keys))
-
-    def place(self, *keys: str | int) -> str:
-        """The path of what stands below; long names are cut, for each schema below them keeps a path."""
-        return ".".join([self.path, *(str(key)[:_SHOWN_NAME_CHARS] for key in keys)])
 
 
 @dataclass(frozen=True)
@@ -79,11 +40,8 @@ class View:
     """One conjunction of constraints; `exact` if nothing of the schema was left out."""
 
     types: frozenset[str] = frozenset(TYPES)
-    integer: bool = False
     values: tuple[Any, ...] | None = None
     excluded: tuple[Any, ...] = ()
-    low: tuple[float, int] | None = None  # (bound, 1 if it is exclusive)
-    high: tuple[float, int] | None = None  # (bound, -1 if it is exclusive)
     min_length: int = 0
     max_length: int | None = None
     patterns: tuple[str, ...] = ()
@@ -118,11 +76,8 @@ class View:
         longest = max(len(self.prefix), len(other.prefix))
         return View(
             types=types,
-            integer=self.integer or other.integer,
             values=values,
             excluded=self.excluded + other.excluded,
-            low=_largest(self.low, other.low),
-            high=_smallest(self.high, other.high),
             min_length=max(self.min_length, other.min_length),
             max_length=_smallest(self.max_length, other.max_length),
             patterns=self.patterns + other.patterns,
@@ -168,8 +123,7 @@ class SchemaViews:
         self._unknown = unknown  # keywords that the schema's draft does not have: no constraints to rely on
         self._ref_overrides = ref_overrides  # up to draft 7, the siblings of $ref do not count
         self._work = 0
-        self._patterns = PatternMatching()
-        self._known: dict[tuple[int, int, int], tuple[Node, list[View]]] = {}
+        self._known: dict[tuple[int, bool, int], tuple[Node, list[View]]] = {}
 
     def _spend(self, work: int = 1) -> None:
         self._work += work
@@ -178,7 +132,7 @@ class SchemaViews:
 
     def views(self, node: Node, depth: int = 0) -> list[View]:
         """Spread a schema into views; none at all: the schema allows nothing."""
-        key = (id(node.schema), id(node.resource.root), depth)
+        key = (id(node.schema), node.is_identified, depth)
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = (node, self._spread(node, depth))  # the node keeps the id in use
@@ -245,10 +199,6 @@ class SchemaViews:
         properties = schema.get("properties")
         properties = properties if isinstance(properties, dict) else {}
         self._spend(len(properties) // 8)
-        forbidden = _names_forbidden(schema.get("not"))
-        listed = {name: (node.child(one, "properties", name),) for name, one in properties.items()}
-        for name in forbidden:
-            listed[name] = (*listed.get(name, ()), node.child(False, "not"))
         extra = schema.get("additionalProperties", True)
         patterns = schema.get("patternProperties")
         patterns = patterns if isinstance(patterns, dict) else {}
@@ -261,22 +211,19 @@ class SchemaViews:
             prefix, items = items, schema.get("additionalItems")
         return View(
             types=types,
-            integer=integer,
             values=values,
             excluded=_values_forbidden(schema.get("not")),
-            low=_largest(_bound(schema.get("minimum"), 0), _bound(schema.get("exclusiveMinimum"), 1)),
-            high=_smallest(_bound(schema.get("maximum"), 0), _bound(schema.get("exclusiveMaximum"), -1)),
             min_length=_whole(schema.get("minLength")) or 0,
             max_length=_whole(schema.get("maxLength")),
             patterns=(schema["pattern"],) if isinstance(schema.get("pattern"), str) else (),
-            properties=listed,
+            properties={name: (node.child(one, "properties", name),) for name, one in properties.items()},
             required=frozenset(one for one in _listed(schema.get("required")) if isinstance(one, str)),
             extras=extras,
             items=() if items is None else (node.child(items, "items"),),
             prefix=tuple((node.child(one, "prefixItems", at),) for at, one in enumerate(_listed(prefix))),
             min_items=_whole(schema.get("minItems")) or 0,
             max_items=_whole(schema.get("maxItems")),
-            exact=not (schema.keys() & _LEFT_OUT) and ("not" not in schema or bool(forbidden)),
+            exact=not integer and not (schema.keys() & _LEFT_OUT),
         )
 
     # ------------------------------------------------------------------------------------------- disjointness
@@ -308,8 +255,6 @@ class SchemaViews:
         return [value for value in one.values if value_key(value) in two.keys]
 
     def _apart(self, kind: str, one: View, two: View, depth: int) -> bool:
-        if kind == "number":
-            return _below(one.high, two.low) or _below(two.high, one.low)
         if kind == "string":
             if _below(one.max_length, two.min_length) or _below(two.max_length, one.min_length):
                 return True
@@ -327,7 +272,7 @@ class SchemaViews:
 
     def _patterns_apart(self, patterns: tuple[str, ...]) -> bool:
         self._spend(500)
-        return self._patterns.apart(patterns)
+        return share_no_string(patterns)
 
     def properties_apart(self, one: View, two: View, name: str, depth: int = 0) -> bool:
         """Whether no value of this property suits both views."""
@@ -350,21 +295,6 @@ class SchemaViews:
             return False
         if kind not in view.types or (view.excluded and value_key(value) in view.excluded_keys):
             return False
-        if kind == "number":
-            if view.integer and not is_integral(value):
-                return False
-            return not (_below((value, 0), view.low) or _below(view.high, (value, 0)))
-        if kind == "string":
-            if len(value) < view.min_length or (view.max_length is not None and len(value) > view.max_length):
-                return False
-            return all(self._may_match(pattern, value) for pattern in view.patterns)
-        if kind == "object":
-            if not view.required <= value.keys():
-                return False
-            return depth > _MAX_DEPTH or all(
-                any(self.allows(one, value[name], depth + 1) for one in self.all_of(view.about(name), depth + 1))
-                for name in value
-            )
         if kind == "array":
             if len(value) < view.min_items or (view.max_items is not None and len(value) > view.max_items):
                 return False
@@ -374,113 +304,23 @@ class SchemaViews:
             )
         return True
 
-    def _may_match(self, pattern: str, value: str) -> bool:
-        self._spend(1 + len(value) // 16 + (0 if self._patterns.knows(pattern) else 20 * work_of(pattern)))
-        return self._patterns.may_match(pattern, value)
-
-    def covers(self, outer: View, inner: View, kinds: Iterable[str], depth: int = 0) -> bool:
-        """Whether the outer view allows all values of these types that the inner one allows: True is certain."""
-        if not outer.exact or outer.values is not None or outer.excluded or depth > _MAX_APART_DEPTH:
-            return False
-        for kind in kinds:
-            if kind not in outer.types:
-                return False
-            if kind == "number" and (outer.low or outer.high or (outer.integer and not inner.integer)):
-                return False
-            if kind == "string" and (outer.min_length or outer.max_length is not None or outer.patterns):
-                return False
-            if kind == "object" and (outer.properties or outer.required or outer.extras):
-                return False
-            if kind == "array":
-                if outer.min_items or outer.max_items is not None or outer.prefix or inner.prefix:
-                    return False
-                ones, twos = self.all_of(inner.items, depth + 1), self.all_of(outer.items, depth + 1)
-                if not all(any(self.covers(two, one, one.types, depth + 1) for two in twos) for one in ones):
-                    return False
-        return True
-
-    # ---------------------------------------------------------------------------------------------- complement
-    def complement(self, node: Node, around: Sequence[Node] = ()) -> Schema:
-        """Return a schema, free of references, that allows nothing of what this one allows.
-
-        Where the schemas around it list the values of a property, the others of them are listed.
-        """
-        surroundings = self.all_of(around)
-        context = surroundings[0] if len(surroundings) == 1 else View()
-        parts = [self._outside(view, 0, context) for view in self.views(node)]
-        return {"allOf": parts} if len(parts) > 1 else parts[0] if parts else True
-
-    def _outside(self, view: View, depth: int, context: View = ANYTHING) -> Schema:
-        options: list[Schema] = []
-        others = [kind for kind in TYPES if kind not in view.types]
-        if others:
-            options.append({"type": others})
-        if view.values is not None:
-            options += _other_values(view.values, view.types)
-            return {"anyOf": options} if options else False
-        number, string, array = ({"type": one} for one in ("number", "string", "array"))
-        if "number" in view.types:
-            if view.low is not None:
-                options.append(number | {"maximum" if view.low[1] else "exclusiveMaximum": view.low[0]})
-            if view.high is not None:
-                options.append(number | {"minimum" if view.high[1] else "exclusiveMinimum": view.high[0]})
-        if "string" in view.types:
-            for pattern in view.patterns:
-                opposite = opposite_pattern(pattern)
-                options += [string | {"pattern": opposite}] if opposite is not None else []
-            options += [string | {"maxLength": view.min_length - 1}] if view.min_length else []
-            options += [string | {"minLength": view.max_length + 1}] if view.max_length is not None else []
-        if "array" in view.types:
-            options += [array | {"maxItems": view.min_items - 1}] if view.min_items else []
-            options += [array | {"minItems": view.max_items + 1}] if view.max_items is not None else []
-        lost = not view.exact or bool(view.patterns or view.items or view.prefix or view.extras or view.integer)
-        if "object" in view.types:
-            options += [{"type": "object", "properties": {name: False}} for name in sorted(view.required)]
-            for name, nodes in view.properties.items():
-                listed = self.finite_values(context.about(name)) if context.about(name) else None
-                for inner in nodes:
-                    if listed is not None:
-                        views = self.views(inner, depth + 1)
-                        left = [one for one in listed if not any(self.allows(view, one, 1) for view in views)]
-                        options += [
-                            {"type": "object", "required": [name], "properties": {name: {"enum": left}}}
-                        ] * bool(left)
-                        continue
-                    try:
-                        outside = self._complement_within(inner, depth + 1)
-                    except InexpressibleError:
-                        lost = True
-                        continue
-                    if outside is not False:
-                        options.append({"type": "object", "required": [name], "properties": {name: outside}})
-        if not options and lost:
-            raise InexpressibleError("the complement of this schema cannot be expressed")
-        return {"anyOf": options} if options else False
-
-    def _complement_within(self, node: Node, depth: int) -> Schema:
-        if depth > _MAX_DEPTH:
-            raise InexpressibleError("the schema is nested too deeply")
-        parts = [self._outside(view, depth) for view in self.views(node, depth)]
-        if any(part is False for part in parts):
-            return False
-        return {"allOf": parts} if len(parts) > 1 else parts[0] if parts else True
-
     def finite_values(self, nodes: Sequence[Node]) -> list[Any] | None:
-        """All values that these schemas allow together, if they are listed or few."""
+        """All values that these schemas allow together, if they are listed."""
         found: list[Any] = []
         for view in self.all_of(nodes):
-            if view.values is not None:
-                values = [value for value in view.values if self.allows(view, value)]
-            elif view.types <= {"null", "boolean"}:
-                values = [None] * ("null" in view.types) + [False, True] * ("boolean" in view.types)
-            else:
+            if view.values is None:
                 return None
-            found += values
+            found += [value for value in view.values if self.allows(view, value)]
         return list({value_key(value): value for value in found}.values())
 
 
 _LEFT_OUT = frozenset(
     [
+        "not",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
         "patternProperties",
         "multipleOf",
         "uniqueItems",
@@ -502,68 +342,6 @@ _LEFT_OUT = frozenset(
         "$recursiveRef",
     ]
 )
-
-
-def type_of(value: Any) -> str:
-    if value is None:
-        return "null"
-    for kind, name in ((bool, "boolean"), (int, "number"), (float, "number"), (str, "string"), (list, "array")):
-        if isinstance(value, kind):
-            return name
-    return "object"
-
-
-def is_integral(value: Any) -> bool:
-    return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-
-
-def value_key(value: Any) -> Hashable:
-    """Return a key by which values compare as in JSON: 1 is 1.0 and is not true."""
-    kind = type_of(value)
-    if kind == "array":
-        return (kind, *(value_key(one) for one in value))
-    if kind == "object":
-        return (kind, frozenset((name, value_key(one)) for name, one in value.items()))
-    return (kind, value)
-
-
-def _other_values(values: Iterable[Any], types: frozenset[str]) -> list[Schema]:
-    """Schemas for values of these types that are not listed; arrays and objects are left out."""
-    listed: dict[str, list[Any]] = {kind: [] for kind in TYPES}
-    for value in values:
-        listed[type_of(value)].append(value)
-    options: list[Schema] = []
-    words = listed["string"]
-    if "string" in types and words:
-        outside = none_of(words)
-        if outside is None:
-            raise InexpressibleError("the listed strings are too long or too many to be excluded")
-        options.append({"type": "string", "pattern": outside})
-    left = [one for one in (True, False) if one not in listed["boolean"]]
-    if "boolean" in types and len(left) == 1:
-        options.append({"enum": left})
-    numbers = sorted({int(one) for one in listed["number"] if is_integral(one)})
-    if "number" in types and numbers and len(numbers) <= 16:
-        fractions = any(not is_integral(one) for one in listed["number"])
-        if not fractions:
-            edges: list[int | None] = [None, *numbers, None]
-            for low, high in pairwise(edges):
-                bounds = {"exclusiveMinimum": low, "exclusiveMaximum": high}
-                options.append({"type": "number"} | {key: edge for key, edge in bounds.items() if edge is not None})
-    return options
-
-
-def _names_forbidden(schema: Any) -> list[str]:
-    """Names that `not: {required: [name]}`, alone or in an anyOf, forbids."""
-    if not isinstance(schema, dict):
-        return []
-    if schema.keys() == {"required"}:
-        names = _listed(schema["required"])
-        return [one for one in names if isinstance(one, str)] if len(names) == 1 else []
-    if schema.keys() == {"anyOf"}:
-        found = [_names_forbidden(one) for one in _listed(schema["anyOf"])]
-        return [name for names in found for name in names] if all(found) else []
-    return []
 
 
 def _values_forbidden(schema: Any) -> tuple[Any, ...]:
@@ -593,11 +371,6 @@ def _largest(one: Any, two: Any) -> Any:
 
 def _smallest(one: Any, two: Any) -> Any:
     return two if one is None else one if two is None else min(one, two)
-
-
-def _bound(value: Any, side: int) -> tuple[float, int] | None:
-    number = _number(value)
-    return None if number is None else (number, side)
 
 
 def _below(one: Any, two: Any) -> bool:
