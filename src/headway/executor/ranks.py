@@ -62,7 +62,7 @@ from headway.structured.guides import TokenMasks
 from headway.transfer.block_store import BlockTransfers, Slots
 from headway.transfer.host_blocks import SharedSlots
 from headway.worker.memory_plan import MemoryPlan
-from headway.worker.model_worker import ModelWorker
+from headway.worker.model_worker import Allocated, ModelWorker
 
 if TYPE_CHECKING:
     from headway.transfer.block_store import Slot
@@ -138,7 +138,8 @@ class RanksExecutor:
             own = _Ready(worker.plan(worker.profile()), _kernels(worker))
             plan = _agreed([own, *self._peers.receive()], num_ranks=start.size)
             self._peers.send(plan)
-            self.plan, self._runner = _allocated(start, worker, plan)
+            ready = _allocated(start, worker, plan)
+            self.plan, self._runner = ready.plan, ready.runner
             self._peers.receive()
             self._peers.note_ready()
         except BaseException as error:
@@ -150,9 +151,9 @@ class RanksExecutor:
             raise
         self.max_in_flight = start.max_in_flight
         self.transfers: BlockTransfers | None = None
-        own_transfers = self._runner.transfers
-        if own_transfers is not None and own_transfers.disk is not None:
-            self.transfers = BlockTransfers(_RankedSlots(own_transfers.slots, self._peers), disk=own_transfers.disk)
+        if ready.transfers is not None and ready.transfers.disk is not None:
+            slots = _RankedSlots(ready.transfers.slots, self._peers)
+            self.transfers = BlockTransfers(slots, disk=ready.transfers.disk)
         self.verifies_ahead = self._runner.verifies_ahead
         # Each thread has a current device of its own; steps belong to that of the thread that loads the model.
         self._cuda_device = torch.cuda.current_device() if start.config.device.kind == "cuda" else None
@@ -358,7 +359,7 @@ def _loaded(
     return worker
 
 
-def _allocated(start: RankStart, worker: ModelWorker, agreed: _Agreed) -> tuple[MemoryPlan, Runner]:
+def _allocated(start: RankStart, worker: ModelWorker, agreed: _Agreed) -> Allocated:
     if start.slots < 0:
         return worker.allocate(agreed.plan)
     return worker.allocate(agreed.plan, SharedSlots(start.slots, agreed.part_bytes, start.rank))
@@ -581,17 +582,18 @@ def serve(start: RankStart, connection: Connection, meeting: Meeting | None) -> 
             draft = open_checkpoint(model.draft_model, model.load_format, seed=model.seed)
         worker = _loaded(start, checkpoint, draft, collectives)
         connection.send(_Ready(worker.plan(worker.profile()), _kernels(worker)))
-        _, runner = _allocated(start, worker, connection.recv())
+        ready = _allocated(start, worker, connection.recv())
         connection.send("ready")
     except HeadwayError as error:
         connection.send(error)
         raise
-    _run_steps(runner, connection, max_in_flight=start.max_in_flight)
-    runner.shutdown()
+    _run_steps(ready, connection, max_in_flight=start.max_in_flight)
+    ready.runner.shutdown()
     collectives.close()
 
 
-def _run_steps(runner: Runner, connection: Connection, *, max_in_flight: int) -> None:
+def _run_steps(ready: Allocated, connection: Connection, *, max_in_flight: int) -> None:
+    runner, transfers = ready.runner, ready.transfers
     pending: deque[PendingStep] = deque()
     forwarded: UnsampledStep | None = None
     while True:
@@ -603,8 +605,8 @@ def _run_steps(runner: Runner, connection: Connection, *, max_in_flight: int) ->
         elif kind == "move":
             runner.move(payload)
         elif kind == "settle":
-            assert runner.transfers is not None
-            runner.transfers.slots.settle(payload)
+            assert transfers is not None
+            transfers.slots.settle(payload)
             connection.send("settled")
         elif kind == "sample":
             assert forwarded is not None
