@@ -328,9 +328,8 @@ def decode_kernel(
             NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, False, False, PRECISION, V_LARGEST, code_type,
         )  # fmt: skip
     if whole_end < end:
-        visible = (whole_end + tl.arange(0, TILE) < end)[None, :]
         sums, largest, total = _add_tile(
-            sums, largest, total, query, kv, whole_end, end, visible, scale_log2,
+            sums, largest, total, query, kv, whole_end, end, None, scale_log2,
             NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, True, False, PRECISION, V_LARGEST, code_type,
         )  # fmt: skip
 
@@ -367,16 +366,23 @@ def decode_kernel(
 
 @triton.jit
 def _add_tile(
-    sums, largest, total, query, kv, first, end, visible, scale_log2,
+    sums, largest, total, query, kv, first, end, positions, scale_log2,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_COLUMNS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr, MASKED: tl.constexpr, DESCRIBED: tl.constexpr, PRECISION: tl.constexpr,
     V_LARGEST: tl.constexpr, code_type: tl.constexpr,
 ):  # fmt: skip
-    """The running result with the tokens `first .. first + TILE - 1` of a context; `visible`: to whom, if not to all.
-    Otherwise as `_load_tile` and `_take_tile`."""
+    """The running result with the tokens `first .. first + TILE - 1` of a context, of which all rows see those before
+    `end`; or each row those up to its own of `positions`. Otherwise as `_load_tile` and `_take_tile`."""
     keys, values, slots = _load_tile(
         kv, first, end, NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, MASKED, DESCRIBED, code_type
     )
+    tokens = first + tl.arange(0, TILE)
+    if positions is not None:
+        visible = tokens[None, :] <= positions[:, None]
+    elif MASKED:
+        visible = (tokens < end)[None, :]
+    else:
+        visible = None
     return _take_tile(
         sums, largest, total, query, keys, values, kv[2], slots, visible, scale_log2,
         MASKED, PRECISION, V_LARGEST, code_type,
@@ -544,15 +550,13 @@ def prefill_kernel(
     if DESCRIBED:  # values are multiplied where they were copied to, unless some have to be replaced
         num_whole = tl.minimum(end, seq_len // TILE * TILE)
         for first in tl.range(num_seen_by_all, num_whole, TILE, num_stages=DIAGONAL_STAGES):
-            visible = (first + tl.arange(0, TILE))[None, :] <= positions[:, None]
             sums, largest, total = _add_tile(
-                sums, largest, total, query, kv, first, end, visible, scale_log2,
+                sums, largest, total, query, kv, first, end, positions, scale_log2,
                 NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, False, True, PRECISION, V_LARGEST, code_type,
             )  # fmt: skip
     for first in tl.range(tl.cdiv(num_whole, TILE) * TILE, end, TILE, num_stages=1):
-        visible = (first + tl.arange(0, TILE))[None, :] <= positions[:, None]
         sums, largest, total = _add_tile(
-            sums, largest, total, query, kv, first, end, visible, scale_log2,
+            sums, largest, total, query, kv, first, end, positions, scale_log2,
             NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, True, DESCRIBED, PRECISION, V_LARGEST, code_type,
         )  # fmt: skip
     acc = _weighted_sum(sums, V_LARGEST, code_type)
