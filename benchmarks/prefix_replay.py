@@ -29,8 +29,8 @@ from prefix_workloads import STEP_S, TracedRequest, Turn, chat_turns, conversati
 
 from headway.config import SchedulerConfig
 from headway.core import KVCacheManager, PrefixCache, Request, Scheduler, SchedulerOutput, check_invariants
-from headway.core.blocks import CachedBlock, root_digest
-from headway.core.eviction import POLICIES, EvictionPolicy, create_eviction_policy
+from headway.core.kv.blocks import CachedBlock, root_digest
+from headway.core.kv.eviction import POLICIES, EvictionPolicy, create_eviction_policy
 from headway.executor.fake import FakeExecutor
 
 BLOCK_SIZE = 16

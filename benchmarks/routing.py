@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 from headway.config import ModelConfig
 from headway.core import Request
-from headway.core.cache_report import MAX_REPORTED, CacheReport
+from headway.core.kv.cache_report import MAX_REPORTED, CacheReport
 from headway.front.router import ROUTERS, Router
 from headway.loader.model_tokenizer import load_model_tokenizer
 from headway.tokenizer import Tokenizer

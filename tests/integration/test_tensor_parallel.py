@@ -23,8 +23,8 @@ from headway import LLM, AsyncLLM, SamplingParams, native
 from headway.errors import ConfigError, EngineDeadError
 from headway.executor import ranks
 from headway.executor.ranks import RanksExecutor
-from headway.front.placement import EngineSpec, divided
-from headway.front.supervision import Replica
+from headway.front.placement import EngineSpec, divide
+from headway.front.replica import Replica
 from headway.layers.collectives import Collectives, Meeting, SharedMemoryCollectives, ThreadCollectives
 from headway.layers.quantized_weight import QuantizedWeight, dequantised, quantise
 from headway.loader import open_checkpoint
@@ -386,7 +386,7 @@ def test_rank_zero_alone_measures_a_shard(cut: str) -> None:
 
 def test_replicas_have_a_gpu_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,4,5")
-    specs = divided(EngineSpec({"tensor_parallel_size": 2}), 2)
+    specs = divide(EngineSpec({"tensor_parallel_size": 2}), 2)
     assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in specs] == ["3,1", "4,5"]
     with pytest.raises(ConfigError, match="3 replicas need 2 GPUs each, and 4 are visible"):
-        divided(EngineSpec({"tensor_parallel_size": 2}), 3)
+        divide(EngineSpec({"tensor_parallel_size": 2}), 3)

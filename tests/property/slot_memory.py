@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from headway.core import SchedulerOutput
-from headway.core.scheduler_output import BlockMoves
+from headway.core.kv.moves import BlockMoves
 
 NOTHING = 0
 """The prefix without tokens. Also what a slot holds that was never written, and what a failed step leaves."""

@@ -165,11 +165,13 @@ def _joined(halves, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit
 def _no_result(ROWS: tl.constexpr, COLUMNS: tl.constexpr, code_type: tl.constexpr):
     """Of no keys: sums of weighted values, in parts if they are codes; largest scores; sums of weights."""
+    largest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
     if code_type is None:
         sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     else:
         sums = no_parts(ROWS, COLUMNS, code_type)
-    return sums, tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
+    return sums, largest, total
 
 
 @triton.jit

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from headway.core.kv_cache_manager import KVCacheManager
+from headway.core.kv.manager import KVCacheManager
+from headway.core.kv.tiered_cache import FetchDecision
 from headway.core.live_requests import Entrants, LiveRequests
 from headway.core.overtaking import Displacement, LongPrompts
 from headway.core.policy import SchedulingPolicy
@@ -80,18 +81,14 @@ class Admission:
         live.note_admitted(entrants, is_step_full=not plan.budget.left or not has_time)
 
     def _fetches(self, request: Request) -> bool:
-        """Whether the request waits for blocks from further away from now on."""
-        live = self._live
-        if self._kv_cache.host_tier is None or not live.may_fetch(request):
+        """Whether the request waits for blocks that are elsewhere, from now on."""
+        if self._kv_cache.tiers is None or not self._live.may_fetch(request):
             return False
-        digests = self._fetch(request)
-        if digests is None or digests:
-            live.fetch(request, digests)
-            return True
-        return False
+        return self._live.fetch(request, self._fetch(request))
 
-    def _fetch(self, request: Request) -> list[bytes] | None:
-        return self._kv_cache.fetch(request, token_s=self._pace.step_time.per_token_s)
+    def _fetch(self, request: Request) -> FetchDecision:
+        assert self._kv_cache.tiers is not None
+        return self._kv_cache.tiers.fetch(request, token_s=self._pace.step_time.per_token_s)
 
     def _has_time_for(self, plan: StepPlan, request: Request) -> bool:
         """Whether the step has tokens left for a prompt. Where prompts are not cut, it must fit as a whole, unless it

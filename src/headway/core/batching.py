@@ -18,7 +18,7 @@ its token, and its forks join the batch that it was in, as soon as there is room
 
 from __future__ import annotations
 
-from headway.core.kv_cache_manager import KVCacheManager
+from headway.core.kv.manager import KVCacheManager
 from headway.core.live_requests import Entrants, LiveRequests
 from headway.core.policy import SchedulingPolicy
 from headway.core.queue import GroupedQueue, WaitingQueue

@@ -11,7 +11,7 @@ long one's own progress, and stays below a fixed share of it.
 
 from __future__ import annotations
 
-from headway.core.kv_cache_manager import KVCacheManager
+from headway.core.kv.manager import KVCacheManager
 from headway.core.live_requests import LiveRequests
 from headway.core.policy import SchedulingPolicy
 from headway.core.request import Request

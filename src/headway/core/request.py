@@ -29,7 +29,7 @@ import enum
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from headway.core.blocks import block_digests, root_digest
+from headway.core.kv.blocks import block_digests, root_digest
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
 
 if TYPE_CHECKING:  # carried, never read here
@@ -205,6 +205,10 @@ class Request:
             tokens = self.known_tokens(len(digests) * block_size, num_blocks * block_size)
             digests += block_digests(before, tokens, block_size)
         return digests
+
+    def num_shareable_blocks(self, block_size: int) -> int:
+        """Full blocks that need not be computed: at least one token must be, or nothing could be sampled."""
+        return (self.num_known_tokens - 1) // block_size
 
     @property
     def num_known_tokens(self) -> int:

@@ -26,13 +26,13 @@ from typing import Protocol
 
 from headway.core.admission import Admission
 from headway.core.batching import DynamicBatches, StaticBatches
-from headway.core.eviction import create_eviction_policy
-from headway.core.host_tier import HostTier
-from headway.core.kv_cache_manager import KVCacheManager
+from headway.core.kv.eviction import create_eviction_policy
+from headway.core.kv.host_tier import HostTier
+from headway.core.kv.manager import KVCacheManager
+from headway.core.kv.prefix_cache import PrefixCache
 from headway.core.live_requests import LiveRequests
 from headway.core.overtaking import LongPrompts
 from headway.core.policy import PolicyView, SchedulingPolicy, create_policy
-from headway.core.prefix_cache import PrefixCache
 from headway.core.queue import GuardedQueue, WaitingQueue
 from headway.core.request import Request, RequestStatus
 from headway.core.scheduler_output import (
@@ -215,12 +215,11 @@ class Scheduler:
     def fetch_done(self, digest: bytes, ok: bool, *, seconds: float = 0.0) -> None:
         """A fetch of a plan's moves has ended, after so long: the block is in its slot, or not. Every fetch that was
         planned has to end like this."""
-        self.kv_cache.fetch_done(digest, ok, seconds=seconds)
-        self.live.fetch_done(digest, ok)
-
-    def store_done(self, digest: bytes, ok: bool) -> None:
-        """A store of a plan's moves has ended, well or not. Every one has to."""
-        self.kv_cache.store_done(digest, ok)
+        tiers = self.kv_cache.tiers
+        assert tiers is not None, "a fetch has ended that was not planned"
+        tiers.host.fetch_done(digest, ok, seconds=seconds)
+        if self.live.fetch_done(digest, ok):
+            tiers.may_prefetch(digest)
 
     def release_held(self) -> list[RequestUpdate]:
         """If all of a sealed batch are done, end them; returns their ends. Their tokens have come before."""
@@ -318,7 +317,7 @@ class Scheduler:
         """
         longer = []
         scheduled, preempted, block_size = plan.scheduled, plan.preempted, self.kv_cache.block_size
-        unlanded = self.kv_cache.unlanded
+        uncached = self.kv_cache.uncached
         num_taken = 0
         for request in self.live.running.copy():
             if preempted and request.status is not _RUNNING:  # it was preempted for one before it
@@ -333,7 +332,7 @@ class Scheduler:
                 share = make_tuple(ScheduledRequest, (request.request_id, 1, num_computed, (), True, ()))
                 scheduled[request] = share
                 num_taken += 1
-                if unlanded and num_computed < unlanded.get(request, 0):
+                if uncached and num_computed < uncached.get(request, 0):
                     plan.keeps[request] = share
             else:
                 self._shares.compute(plan, request)

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Annotated, NamedTuple, Protocol
 
-from headway.core.kv_cache_manager import KVCacheManager
+from headway.core.kv.manager import KVCacheManager
 from headway.core.proposers import FORCED, UNKNOWN, Draft, Proposer, create_proposer
 from headway.core.request import Request
 from headway.core.scheduler_output import ScheduledRequest, SchedulerOutput, make_tuple
@@ -178,9 +178,9 @@ class Speculation:
         is_trial = self.is_ahead and not was_verifying
         if is_trial and not self._may_ask(num_rows):
             return
-        unlanded, guesses = self._kv_cache.unlanded, {}
+        uncached, guesses = self._kv_cache.uncached, {}
         for request, share in plan.scheduled.items():
-            if share.num_tokens == 1 and share.samples and request not in unlanded:
+            if share.num_tokens == 1 and share.samples and request not in uncached:
                 guess = self._guess(request, most)
                 if guess is not None:
                     guesses[request] = guess

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from headway.core.scheduler_output import BlockMoves, SchedulerOutput
+from headway.core.kv.moves import BlockMoves
+from headway.core.scheduler_output import SchedulerOutput
 from headway.runner.base import PendingStep, UnsampledStep
 from headway.transfer.block_store import BlockTransfers
 

@@ -8,13 +8,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.scheduler_output import (
-    BlockMoves,
-    ModelRunnerOutput,
-    SampledTokens,
-    ScheduledRequest,
-    SchedulerOutput,
-)
+from headway.core.kv.moves import BlockMoves
+from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, ScheduledRequest, SchedulerOutput
 from headway.structured.guides import TokenMasks
 from headway.transfer.block_store import BlockTransfers
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from headway.config import ResolvedConfig
-from headway.core.scheduler_output import BlockMoves, SchedulerOutput
+from headway.core.kv.moves import BlockMoves
+from headway.core.scheduler_output import SchedulerOutput
 from headway.errors import ConfigError
 from headway.executor import PendingStep, UnsampledStep
 from headway.models.assembly import Progress

@@ -40,7 +40,8 @@ import torch
 from headway import native
 from headway.child_process import python_command
 from headway.config import ResolvedConfig
-from headway.core.scheduler_output import BlockMoves, ModelRunnerOutput, SchedulerOutput
+from headway.core.kv.moves import BlockMoves
+from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from headway.errors import ConfigError, EngineDeadError, HeadwayError
 from headway.executor import PendingStep, UnsampledStep
 from headway.executor.rank_life import SILENT_S, LifeWatch

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from headway.core.scheduler_output import BlockMoves, ModelRunnerOutput, SchedulerOutput
+from headway.core.kv.moves import BlockMoves
+from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from headway.structured.guides import TokenMasks
 
 if TYPE_CHECKING:

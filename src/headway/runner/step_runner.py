@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headway.core.kv.moves import BlockMoves
 from headway.core.scheduler_output import (
-    BlockMoves,
     ModelRunnerOutput,
     NewRequest,
     PooledPrompt,

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Protocol
 
 from headway.front.engine_client import Health
-from headway.front.streams import CacheStream, RequestStream, SnapshotStream
+from headway.front.streams import RequestStream
+from headway.front.watch_streams import CacheStream, SnapshotStream
 from headway.predict.prediction_thread import PredictionThread
 from headway.server.admission.queue_limits import BYTES_PER_TOKEN, QueueLimits, Reservation
 from headway.server.admission.service_classes import ONE_CLASS, Scheduling, ServiceClass, ServiceClasses

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from headway.core.scheduler_output import BlockMoves
+from headway.core.kv.moves import BlockMoves
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,6 +90,16 @@ class Slots(Protocol):
     def settle(self, slots: Iterable[int]) -> None:
         """Wait until no copy that was begun has to do with these slots."""
         ...
+
+
+class NoSlots:
+    """Where no block can be brought."""
+
+    def bytes_of(self, slot: int) -> Slot:
+        raise LookupError(f"there is no slot {slot}")
+
+    def settle(self, slots: Iterable[int]) -> None:
+        """Nothing is ever copied."""
 
 
 class BlockTransfers:

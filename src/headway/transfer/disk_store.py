@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.cache_dir import private_folder, why_not_writable
-from headway.core.blocks import DIGEST_BYTES
+from headway.core.kv.blocks import DIGEST_BYTES
 from headway.errors import ConfigError
 from headway.native.build import usable_cpus
 from headway.transfer.block_store import BlockStore, Done

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from headway.core.host_tier import HostTierStats
-from headway.core.prefix_cache import PrefixCacheStats
+from headway.core.kv.host_tier import HostTierStats
+from headway.core.kv.prefix_cache import PrefixCacheStats
 from headway.core.speculation import SpeculationStats
 from headway.counters import Counter, Gauge, Statistics
 

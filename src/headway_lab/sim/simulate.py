@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from headway.config import CacheConfig
 from headway.core import Request, RequestStatus, RequestUpdate, Scheduler, SchedulerOutput
-from headway.core.cache_report import CacheChanges, CacheReport
+from headway.core.kv.cache_report import CacheChanges, CacheReport
 from headway.core.scheduler import create_scheduler
 from headway.engine.engine_core import CoreStep, EngineCore
 from headway.errors import ConfigError
@@ -396,7 +396,7 @@ class _Cluster:
         if self._prefill is not None and place >= self._num_serving:
             router, place = self._prefill.router, place - self._num_serving
         for report in reports:
-            router.index.take(place, report)
+            router.index.apply(place, report)
         for update in updates:
             if update.new_token_ids:
                 router.note_tokens(update.request_id, len(update.new_token_ids))

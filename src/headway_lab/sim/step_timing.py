@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headway.core.scheduler_output import BlockMoves, ModelRunnerOutput, SchedulerOutput
+from headway.core.kv.moves import BlockMoves
+from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from headway_lab.sim.cost_model import CostModel, StepWork
 
 if TYPE_CHECKING:

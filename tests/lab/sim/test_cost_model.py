@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headway.core import ScheduledRequest, SchedulerOutput
-from headway.core.scheduler_output import BlockMoves
+from headway.core.kv.moves import BlockMoves
 from headway.errors import ConfigError
 from headway_lab.sim import CostModel, StepWork
 from headway_lab.sim.cost_model import TERMS, non_negative_least_squares

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from headway.core import Request
-from headway.core.blocks import DIGEST_BYTES, root_digest, tail_digest
+from headway.core.kv.blocks import DIGEST_BYTES, root_digest, tail_digest
 from headway.core.request_options import RequestOptions
 
 

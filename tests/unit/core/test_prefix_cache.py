@@ -8,7 +8,7 @@ import time
 import pytest
 
 from headway.core import PrefixCache, Request, RequestStatus, Scheduler
-from headway.core.blocks import CachedBlock
+from headway.core.kv.blocks import CachedBlock
 from tests.unit.core.driver import finish, make_scheduler, request, step
 
 

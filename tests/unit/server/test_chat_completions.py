@@ -18,14 +18,8 @@ from headway.server.api.answer_requests import (
     ResponseFormat,
     ToolDefinition,
 )
-from headway.server.api.requests import (
-    ChatCompletionRequest,
-    ChatMessage,
-    CompletionRequest,
-    ContentPart,
-    MessageToolCall,
-    StreamOptions,
-)
+from headway.server.api.chat_messages import ChatMessage, ContentPart, MessageToolCall
+from headway.server.api.requests import ChatCompletionRequest, CompletionRequest, StreamOptions
 from headway.tokenizer import spell_bad_words
 from tests.unit.server.fake_engine import (
     CHAT,

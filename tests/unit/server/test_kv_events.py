@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from headway.front.streams import MAX_UNREAD_BLOCKS, CacheEvent
+from headway.front.watch_streams import MAX_UNREAD_BLOCKS, CacheEvent
 from headway.server.api import routes
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, engine_ready, until
 

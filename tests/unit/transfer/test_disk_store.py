@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from headway.cache_dir import private_folder
-from headway.core.scheduler_output import BlockMoves
+from headway.core.kv.moves import BlockMoves
 from headway.errors import ConfigError
 from headway.transfer import disk_store
 from headway.transfer.block_store import BlockTransfers

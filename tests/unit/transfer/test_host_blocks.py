@@ -9,7 +9,7 @@ import torch
 
 from tests.triton_device import DEVICE, ON_GPU  # isort: split
 
-from headway.core.scheduler_output import BlockMoves
+from headway.core.kv.moves import BlockMoves
 from headway.kv.layer_cache import LayerKVCache
 from headway.kv_formats import FORMATS
 from headway.transfer.host_blocks import HostBlocks, _as_bytes, apply_moves

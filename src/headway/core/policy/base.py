@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from headway.core.kv_cache_manager import KVCacheManager
+from headway.core.kv.manager import KVCacheManager
 from headway.core.queue import KeyedQueue, WaitingQueue
 from headway.core.request import Request
 from headway.core.scheduler_output import ScheduledRequest

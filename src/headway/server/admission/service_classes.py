@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headway.config import did_you_mean
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
-from headway.errors import ConfigError, InvalidRequestError
+from headway.errors import ConfigError, InvalidRequestError, did_you_mean
 from headway.server.api.api_errors import bad_request
 from headway.server.api.record_fields import HTTP_OPTIONS, option_values
 from headway.server.api.requests import GenerationRequest

@@ -18,6 +18,7 @@ from headway.server.api.api_translation import (
     leave_out_hosted_tool,
     record_by_type,
 )
+from headway.server.api.chat_messages import MAX_MESSAGES
 from headway.server.api.field_names import Renaming
 from headway.server.api.message_blocks import (
     OF_ASSISTANT,
@@ -30,7 +31,6 @@ from headway.server.api.message_blocks import (
     ToolUseBlock,
 )
 from headway.server.api.record_fields import ApiRecord, check_nesting
-from headway.server.api.requests import MAX_MESSAGES
 
 CACHE_TTL_S = {"5m": 300.0, "1h": 3600.0}
 """How long `cache_control` pins the prompt."""

@@ -9,8 +9,8 @@ import msgspec
 
 from headway.server.api.api_errors import bad_request
 from headway.server.api.api_translation import ChatMessages, given, record_by_type
+from headway.server.api.chat_messages import MAX_MESSAGES
 from headway.server.api.record_fields import ApiRecord, check_nesting
-from headway.server.api.requests import MAX_MESSAGES
 from headway.server.api.response_tools import custom_arguments, flat_name
 
 _Neutral = dict[str, tuple[Any, ...]]

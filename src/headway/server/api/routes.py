@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headway import __version__
-from headway.front.streams import CacheEvent, CacheStream
+from headway.front.watch_streams import CacheEvent, CacheStream
 from headway.predict import PromptView
 from headway.server.admission.service_classes import Scheduling, scheduling_of
 from headway.server.api.answer_writers import (

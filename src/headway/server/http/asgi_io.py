@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from headway.config import did_you_mean
+from headway.errors import did_you_mean
 from headway.server.api.api_errors import RETRY_AFTER_S, ApiError, bad_request
 from headway.server.metrics.access_log import AccessRecord
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from headway.core.blocks import CachedBlock
+from headway.core.kv.blocks import CachedBlock
 from headway.errors import ConfigError
 
 _Candidate = tuple[bool, float, int, int, CachedBlock]

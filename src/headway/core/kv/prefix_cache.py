@@ -23,9 +23,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
-from headway.core.blocks import CachedBlock, tail_digest
-from headway.core.cache_report import CacheChanges
-from headway.core.eviction import EvictionPolicy, EvictionQueue, LeastRecentlyUsed
+from headway.core.kv.blocks import CachedBlock, tail_digest
+from headway.core.kv.cache_report import CacheChanges
+from headway.core.kv.eviction import EvictionPolicy, EvictionQueue, LeastRecentlyUsed
 from headway.counters import Counter, Statistics
 
 MAX_TAILS = 32

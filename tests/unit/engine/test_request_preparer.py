@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 from headway import LLM, RequestFailedError, SamplingParams
-from headway.engine.input_processor import core_id
+from headway.core.request_options import RequestOptions
+from headway.engine.request_preparer import RequestPreparer, core_id
 from headway.errors import InvalidRequestError
 from tests.stress.llm_stress import llm_of
 from tests.unit.engine_process.small_engine import create_engine
@@ -101,13 +103,51 @@ def test_a_salt_in_a_dict_is_that_of_its_request(llm: LLM) -> None:
         ([True, False], "whole numbers, not True"),
         (b"bytes", "not bytes"),
         (7, "not int"),
-        (torch.zeros(0, dtype=torch.int64), "The prompt is empty"),
+        (torch.zeros(0, dtype=torch.int64), "'prompt' is empty"),
     ],
     ids=str,
 )
 def test_what_is_no_prompt_is_refused_by_name(llm: LLM, prompt: Any, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         llm.generate(prompt, PARAMS)
+
+
+# ---- what no request may be, whoever asks ---------------------------------------------------------------------------
+
+PREPARER = RequestPreparer(tokenizer=None, vocab_size=10, max_model_len=4)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "lengths"), [([], (None, None)), ([1, 10], (None, None)), ([-1], (None, None)), ([1] * 4, (4, 3))]
+)
+def test_a_prompt_is_refused_under_the_name_of_its_field(
+    token_ids: list[int], lengths: tuple[int | None, int | None]
+) -> None:
+    with pytest.raises(InvalidRequestError, match="'messages'") as caught:
+        PREPARER.check_prompt(token_ids, param="messages")
+    assert caught.value.param == "messages"
+    found = (getattr(caught.value, "num_tokens", None), getattr(caught.value, "max_tokens", None))
+    assert found == lengths, "how long it is and may be"
+    with pytest.raises(type(caught.value)) as whole:
+        PREPARER.prepare("a", token_ids, PARAMS)
+    assert whole.value.param == "prompt"
+    PREPARER.check_prompt([0, 9, 5])
+
+
+@pytest.mark.parametrize("name", ["stop", "bad_words"])
+def test_text_is_refused_where_the_model_has_no_tokenizer(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{name} needs a tokenizer") as caught:
+        PREPARER.check_params(SamplingParams(**{name: ["x"]}))  # type: ignore[arg-type]
+    assert caught.value.param == name
+
+
+def test_completions_are_sequences_of_their_own_when_they_are_asked_for() -> None:
+    request = PREPARER.prepare("a", [1, 2], SamplingParams(n=2, seed=5))
+    assert [child.request_id for child in request.children] == ["a#0", "a#1"]
+    assert request.children is request.children
+    other = dataclasses.replace(request, options=RequestOptions(priority=3))
+    assert [child.options.priority for child in other.children] == [3, 3]
+    assert (request.view.max_tokens, request.view.request_id) == (2, "a")
 
 
 # ---- names of requests --------------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""Which block of KV memory holds what: bookkeeping only, no bytes."""
