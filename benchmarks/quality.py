@@ -44,6 +44,8 @@ from headway.config import ModelConfig
 from headway.kv.layer_cache import LayerKVCache
 from headway.layers import LinearFactory
 from headway.layers.linear import Linear, TorchLinear
+from headway.layers.native_ops import NativeOps
+from headway.layers.ops import Ops, TorchOps
 from headway.layers.quantized_weight import FP8, QuantizedWeight, Weight, dequantised, quantise
 from headway.loader import open_checkpoint
 from headway.loader.embedded import embedded_model_path
@@ -126,7 +128,7 @@ class EmulatedFactory(LinearFactory):
 
 def load_emulated(checkpoint: Checkpoint, *, quantization: str) -> Decoder:
     with patch.object(assembly, "LinearFactory", EmulatedFactory):
-        return assembly.load_decoder(checkpoint, quantization=quantization, ops="torch")
+        return assembly.load_decoder(checkpoint, quantization=quantization, ops=TorchOps())
 
 
 @dataclass(frozen=True)
@@ -137,12 +139,12 @@ class Format:
     load: Callable[[Checkpoint], Decoder]
 
 
-def _loaded(**options: Any) -> Callable[[Checkpoint], Decoder]:
-    return functools.partial(assembly.load_decoder, **options)
+def _loaded(ops: type[Ops], **options: Any) -> Callable[[Checkpoint], Decoder]:
+    return lambda checkpoint: assembly.load_decoder(checkpoint, ops=ops(), **options)
 
 
 FORMATS = {
-    "float32": Format("the reference", _loaded(ops="torch")),
+    "float32": Format("the reference", _loaded(TorchOps)),
     "bfloat16": Format(
         "weights, activations and products; emulated as the gpu formats",
         functools.partial(load_emulated, quantization="none"),
@@ -161,15 +163,15 @@ FORMATS = {
     ),
     "cpu-int8": Format(
         "the CPU kernels: a scale for each output and 64 inputs; activations int8; the head too",
-        _loaded(quantization="int8", ops="native"),
+        _loaded(NativeOps, quantization="int8"),
     ),
     "cpu-int4": Format(
         "the CPU kernels: a scale for each output and 32 inputs; activations int8; the head as cpu-int8",
-        _loaded(quantization="int4", ops="native"),
+        _loaded(NativeOps, quantization="int4"),
     ),
     "cpu-stored": Format(
         "the CPU kernels: 4-bit weights as the checkpoint has them, others as cpu-int8; activations int8",
-        _loaded(quantization="int8", keeps_stored=True, ops="native"),
+        _loaded(NativeOps, quantization="int8", keeps_stored=True),
     ),
 }
 
@@ -239,7 +241,7 @@ class Reader:
         shape = (num_blocks, config.num_kv_heads, config.head_dim, BLOCK_SIZE)
         caches = [LayerKVCache.zeros(*shape, dtype=decoder.embedding.dtype) for _ in decoder.layers]
         self._decoder = decoder
-        self._attention = create_backend("auto", caches, config.num_heads)
+        self._attention = create_backend("cpu", caches, config.num_heads)
 
     def states(self, step: Sequence[Document]) -> Tensor:
         """What comes before the head, of all tokens but the last of each document."""

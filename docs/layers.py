@@ -47,6 +47,7 @@ PURPOSES = {
     "sampling_params": "what a request asks for",
     "outputs": "what it gets",
     "counters": "numbers that are declared once",
+    "kv_formats": "in which numbers the cache is stored",
     "errors": "what can go wrong",
     "cache_dir": "files kept between runs",
     "child_process": "how processes are started",

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from headway.errors import ConfigError, did_you_mean
+from headway.kv_formats import FORMATS
 from headway.settings import MAX_DRAFT_TOKENS, CacheSettings, DeviceSettings, SchedulerSettings
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -29,7 +30,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("auto", "none", "stored", "fp8", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda")
 EVICTION_POLICIES = ("lru", "cost")
-KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "bf16", "fp8", "int8", "int4")
+KV_CACHE_DTYPES = ("auto", *FORMATS, "bf16")
+"""bf16 is another name of bfloat16."""
 SCHEDULING_POLICIES = ("fcfs", "priority", "sjf", "srpt", "ltr", "hrrn", "slo", "fair", "mlfq", "prefix")
 """Each is the name of a class in headway/core/policy."""
 BATCHING_MODES = ("continuous", "dynamic", "static")

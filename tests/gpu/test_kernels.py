@@ -22,7 +22,7 @@ from tests.triton_device import DEVICE, ON_GPU  # isort: split
 from headway.attention import HeadNorms, Heads
 from headway.attention.base import NO_REQUEST
 from headway.kv.layer_cache import LayerKVCache
-from headway.layers.linear import TorchLinear
+from headway.layers.linear import Norm, TorchLinear
 from headway.layers.ops import TorchOps
 from headway.layers.skinny_gemm import one_row, scaled_linear, swiglu
 from headway.layers.triton_ops import TritonOps
@@ -227,8 +227,8 @@ def test_sanitizer_row_wise_ops(token_major: bool, dtype: torch.dtype) -> None:
     delta, gate_up = _randn(5, 77, dtype=dtype), TorchLinear(_randn(2 * 33, 77, dtype=dtype) / 8)
     expected_residual = residual.clone()
     _assert_close(
-        ops.norm_swiglu(residual, delta, weight, EPS, gate_up),
-        reference.norm_swiglu(expected_residual, delta, weight, EPS, gate_up),
+        gate_up.after_norm(Norm(weight, EPS, ops.norm), ops.silu_mul)(residual, delta),
+        gate_up.after_norm(Norm(weight, EPS, reference.norm), reference.silu_mul)(expected_residual, delta),
     )
     _assert_close(residual, expected_residual)
 

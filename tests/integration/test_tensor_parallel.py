@@ -292,14 +292,15 @@ PEAK = """
 import resource, sys, threading
 import torch
 from headway.layers.collectives import Meeting, ThreadCollectives
+from headway.layers.ops import TorchOps
 from headway.loader import open_checkpoint
 from headway.models import load_decoder
 from headway.layers.collectives import Absent
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 checkpoint = open_checkpoint(sys.argv[1])
-load_decoder(open_checkpoint(sys.argv[2]), ops="torch", ranks=Absent(0, 2))  # all is imported
+load_decoder(open_checkpoint(sys.argv[2]), ops=TorchOps(), ranks=Absent(0, 2))  # all is imported
 before = peak()
-decoder = load_decoder(checkpoint, ops="torch", ranks=Absent(1, int(sys.argv[3])))
+decoder = load_decoder(checkpoint, ops=TorchOps(), ranks=Absent(1, int(sys.argv[3])))
 print(peak() - before, decoder.num_bytes, max(info.num_bytes for info in checkpoint.index.values()))
 """
 

@@ -161,9 +161,9 @@ def blocks_to_the_host() -> None:
 
 def _stage(model: str, *, kv_format: str = "bfloat16", quantization: str = "none", looks_up: bool = True) -> Any:
     """Where steps of a model with random weights run; without its weights, and with few of its layers."""
-    from headway.attention import FORMATS
     from headway.attention.triton_paged import TritonPagedAttention
     from headway.kv.layer_cache import LayerKVCache
+    from headway.kv_formats import FORMATS
     from headway.layers.triton_ops import TritonOps
     from headway.loader import dummy
     from headway.models.assembly import load_decoder

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from headway.attention.base import AttentionBackend, AttentionBatch, HeadNorms, Heads
 from headway.errors import ConfigError
+from headway.kv.codes import SCALE_DTYPE, stored_dtype
 from headway.kv.layer_cache import LayerKVCache
 from headway.native.lib import MAX_HEAD_DIM, NativeLibrary, check, load
 
-# The values of `enum hw_kv_numbers` in csrc/headway.h.
-_KEY_NUMBERS = {torch.float32: 0, torch.float16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
-_VALUE_NUMBERS = {**_KEY_NUMBERS, torch.uint8: 4}
+_NUMBERS = ("float32", "float16", "int8", "fp8", "int4")
+"""The names of `enum hw_kv_numbers` in csrc/headway.h, in its order."""
 
 
 class NativeKVCache(ctypes.Structure):
@@ -37,22 +37,22 @@ class NativeKVCache(ctypes.Structure):
     @staticmethod
     def of(cache: LayerKVCache) -> NativeKVCache:
         """The addresses of one layer's tensors; ValueError for what the kernels cannot read."""
-        k, v, scales = cache.k, cache.v, cache.scales
-        key_dtype = k.dtype if k.dtype in _KEY_NUMBERS else torch.float32
-        value_dtype = torch.uint8 if key_dtype is torch.int8 and v.dtype is torch.uint8 else key_dtype
-        check(k, key_dtype, "the key cache (within a block transposed, not token_major)")
-        check(v, value_dtype, "the value cache")
-        if (scales is not None) != (key_dtype.itemsize == 1):
-            raise ValueError(f"a cache of {key_dtype} {'has no' if scales is None else 'takes no'} scales")
+        format, scales = cache.format, cache.scales
+        if "native" not in format.kernels:
+            raise ValueError(f"the CPU kernels know no cache in {format.name}")
+        check(cache.k, stored_dtype(format.keys), "the key cache (within a block transposed, not token_major)")
+        check(cache.v, stored_dtype(format.values), "the value cache")
+        if (scales is not None) != format.is_scaled:
+            raise ValueError(f"a cache in {format.name} {'has no' if scales is None else 'takes no'} scales")
         if scales is not None:
-            check(scales, torch.float16, "the cache's scales")
+            check(scales, SCALE_DTYPE, "the cache's scales")
         return NativeKVCache(
-            k.data_ptr(),
-            v.data_ptr(),
+            cache.k.data_ptr(),
+            cache.v.data_ptr(),
             None if scales is None else scales.data_ptr(),
             check(cache.not_finite, torch.int32, "not_finite").data_ptr(),
-            _KEY_NUMBERS[key_dtype],
-            _VALUE_NUMBERS[value_dtype],
+            _NUMBERS.index(format.keys.name),
+            _NUMBERS.index(format.values.name),
         )
 
 
@@ -143,11 +143,6 @@ class CpuAttention(AttentionBackend):
             raise MemoryError("no memory for an attention plan")
         weakref.finalize(self, functions.hw_attention_plan_free, self._plan)
 
-    @staticmethod
-    def is_supported(kv_caches: Sequence[LayerKVCache], num_heads: int) -> bool:
-        """Can the kernels read these caches?"""
-        return unsupported_reason(kv_caches, num_heads) is None
-
     def plan(self, batch: AttentionBatch) -> None:
         """Cut the step into work items. The batch's tensors are kept alive and read again by every `run`."""
         check(batch.query_start, torch.int32, "query_start")
@@ -213,8 +208,8 @@ def unsupported_reason(kv_caches: Sequence[LayerKVCache], num_heads: int) -> str
     first = kv_caches[0]
     if first.k.device.type != "cpu":
         return f"the KV cache is on {first.k.device}"
-    if first.k.dtype not in _KEY_NUMBERS:
-        return f"the KV cache is {first.format.name}, not float32, float16, fp8, int8 or int4"
+    if "native" not in first.format.kernels:
+        return f"its kernels know no KV cache in {first.format.name}"
     if first.head_dim % 2:
         return f"the head size {first.head_dim} is odd"
     if num_heads % first.num_kv_heads:

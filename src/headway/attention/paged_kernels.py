@@ -18,11 +18,11 @@ for the keys.
 Rotation and write are bound by memory: each value is read once and written once. Arithmetic is float32; where
 `TorchOps` rounds to the tensors' dtype in between, so do these. A row's result is the same to the bit in any step.
 
-A quantised cache (a FORMAT, `kv/kv_triton.py`) is read as codes, which become numbers only in registers: a key's scale
-multiplies its scores, a value's scale its weights. With a half-precision query both products are in float16, which
-holds every code and is the cheapest to convert to; with a float32 query they are in float32. A weight is multiplied by
-scale times largest code, that is by its value's largest magnitude, so that it stays well inside the range of float16;
-the sum is divided by the largest code in the end.
+A quantised cache (one with `scales`, `kv/kv_triton.py`) is read as codes, which become numbers only in registers: a
+key's scale multiplies its scores, a value's scale its weights. With a half-precision query both products are in
+float16, which holds every code and is the cheapest to convert to; with a float32 query they are in float32. A weight is
+multiplied by scale times largest code, that is by its value's largest magnitude, so that it stays well inside the range
+of float16; the sum is divided by the largest code in the end.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -162,6 +162,43 @@ def _joined(halves, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     return tl.reshape(tl.permute(tl.join(left, right), (0, 2, 1)), (ROWS, COLUMNS))
 
 
+@triton.jit
+def _no_result(ROWS: tl.constexpr, COLUMNS: tl.constexpr, code_type: tl.constexpr):
+    """Of no keys: sums of weighted values, in parts if they are codes; largest scores; sums of weights."""
+    largest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    if code_type is None:
+        sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    else:
+        sums = no_parts(ROWS, COLUMNS, code_type)
+    return sums, largest, total
+
+
+@triton.jit
+def _weighted_sum(sums, V_LARGEST: tl.constexpr, code_type: tl.constexpr):
+    """[ROWS, COLUMNS] of the values themselves."""
+    if code_type is None:
+        acc = sums
+    else:
+        acc = whole(sums, code_type) / V_LARGEST
+    return acc
+
+
+@triton.jit
+def _store_out(out, offsets, acc, total, mask):
+    tl.store(out + offsets, (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _store_part(partial, place, acc, largest, total, mask, COLUMNS: tl.constexpr):
+    """Leave the result of a part of a context in the rows `place`."""
+    partial_acc, partial_max, partial_sum = partial
+    dim = tl.arange(0, COLUMNS)
+    tl.store(partial_acc + place[:, None] * COLUMNS + dim[None, :], acc, mask=mask[:, None])
+    tl.store(partial_max + place, largest)
+    tl.store(partial_sum + place, total)
+
+
 @triton.jit(do_not_specialize_on_alignment=["parts"])
 def decode_kernel(
     out, q, k_cache, v_cache, scales, block_table, parts,
@@ -171,8 +208,8 @@ def decode_kernel(
     v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr, HEAD_COLUMNS: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
-    PRECISION: tl.constexpr, K_LARGEST: tl.constexpr, V_LARGEST: tl.constexpr, FORMAT: tl.constexpr,
-    EARLY: tl.constexpr, DEPENDENT: tl.constexpr,
+    PRECISION: tl.constexpr, K_LARGEST: tl.constexpr, V_LARGEST: tl.constexpr, EARLY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Program (part, key head), the heads of a part side by side. `parts` is what `ContextParts` makes: part i has
     tokens `start` to `end` of the context of a request, whose new token is line `request` of q and out and whose blocks
@@ -183,8 +220,8 @@ def decode_kernel(
     value. Nothing else of the step writes what the program reads of the cache, so with EARLY its first tile comes while
     the projection is still being computed, in registers that other programs could have had.
 
-    With a FORMAT the cache holds codes up to K_LARGEST and V_LARGEST, and `scales` points at pairs of float16, each
-    taken as one int32.
+    With `scales`, pointing at pairs of float16, each taken as one int32, the cache holds codes up to K_LARGEST and
+    V_LARGEST.
     """
     head = tl.program_id(0) % NUM_KV_HEADS
     own_part = tl.program_id(0) // NUM_KV_HEADS
@@ -198,15 +235,18 @@ def decode_kernel(
     first_part = tl.load(own + 5)
     num_parts = tl.load(own + 6)
     table = block_table + tl.maximum(row, 0).to(tl.int64) * table_stride
+    code_type: tl.constexpr = None if scales is None else v_cache.dtype.element_ty
+    kv = (
+        k_cache, v_cache, scales, table, head,
+        k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
+        v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
+    )  # fmt: skip
     if EARLY:
         start = tl.maximum(start, 0)
         present_end = tl.where(request < 0, 0, tl.minimum(end, seq_len - 1))
         first_keys, first_values, first_slots = _load_tile(
-            table, start, present_end, head, k_cache, v_cache,
-            k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
-            v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
-            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, True, False, FORMAT,
-        )  # fmt: skip
+            kv, start, present_end, NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, True, False, code_type
+        )
     await_previous(DEPENDENT)
     if request < 0:  # room that is not used
         return
@@ -218,12 +258,7 @@ def decode_kernel(
     NUMBER: tl.constexpr = tl.float32 if q.dtype.element_ty == tl.float32 else tl.float16
     q_rows = (request * NUM_KV_HEADS + head) * GROUP + group
     q_offsets = q_rows[:, None] * HEAD_DIM + dim[None, :]
-    largest = tl.full([GROUP_ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([GROUP_ROWS], tl.float32)
-    if FORMAT is None:
-        sums = tl.zeros([GROUP_ROWS, HEAD_COLUMNS], tl.float32)
-    else:
-        sums = no_parts(GROUP_ROWS, HEAD_COLUMNS, FORMAT)
+    sums, largest, total = _no_result(GROUP_ROWS, HEAD_COLUMNS, code_type)
     if cos_sin is None:
         query = tl.load(q + q_offsets, mask=in_group[:, None] & in_head[None, :], other=0.0)
     else:
@@ -249,7 +284,7 @@ def decode_kernel(
             k_row = k_cache + head * k_stride_head + block * k_stride_block + end % BLOCK_SIZE * k_stride_token
             v_row = v_cache + head * v_stride_head + block * v_stride_block + end % BLOCK_SIZE * v_stride_token
             v_from = NUM_HEADS + NUM_KV_HEADS + head
-            if FORMAT is None:
+            if code_type is None:
                 key = _joined((k_first, k_second), 1, HEAD_DIM).to(k_cache.dtype.element_ty)
                 value = tl.load(qkv + v_from * HEAD_DIM + dim[None, :]).to(v_cache.dtype.element_ty)
                 score = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1)
@@ -259,8 +294,8 @@ def decode_kernel(
                 k_scale, k_first, k_second = row_codes(k_first, k_second, k_cache.dtype.element_ty, K_LARGEST)
                 key = _joined((k_first, k_second), 1, HEAD_DIM)
                 even, odd = load_pairs(qkv, v_from + tl.arange(0, 1), pair_dim, all_pairs, HEAD_DIM)
-                v_scale, even, odd = row_codes(even, odd, v_cache.dtype.element_ty, V_LARGEST)
-                if FORMAT == "int4":
+                v_scale, even, odd = row_codes(even, odd, code_type, V_LARGEST)
+                if code_type == tl.uint8:
                     tl.store(v_row + pair_dim[None, :] * v_stride_dim, even)
                     numbers = tl.interleave((even & 15).to(tl.float32) - 8.0, (even >> 4).to(tl.float32) - 8.0)
                 else:
@@ -268,7 +303,7 @@ def decode_kernel(
                     tl.store(v_row + dim[None, :] * v_stride_dim, value)
                     numbers = value.to(tl.float32)
                 numbers *= (v_scale.to(tl.float32) * V_LARGEST)[:, None]
-                sums = add_row(sums, numbers, HEAD_COLUMNS, FORMAT)
+                sums = add_row(sums, numbers, HEAD_COLUMNS, code_type)
                 scales_to = (scales + ((block * NUM_KV_HEADS + head) * BLOCK_SIZE + end % BLOCK_SIZE)).to(
                     tl.pointer_type(tl.float16)
                 )
@@ -279,53 +314,35 @@ def decode_kernel(
             tl.store(k_row + dim[None, :] * k_stride_dim, key)
             largest = score * scale_log2
             total += 1.0
-    if FORMAT is not None:
+    if code_type is not None:
         query = query.to(NUMBER)
 
     if EARLY:
         sums, largest, total = _take_tile(
             sums, largest, total, query, first_keys, first_values, scales, first_slots,
-            (start + tl.arange(0, TILE) < end)[None, :], scale_log2, True, PRECISION, V_LARGEST, FORMAT,
+            (start + tl.arange(0, TILE) < end)[None, :], scale_log2, True, PRECISION, V_LARGEST, code_type,
         )  # fmt: skip
         start += TILE
     whole_end = start + tl.maximum(end - start, 0) // TILE * TILE
     for first in range(start, whole_end, TILE):
-        keys, values, slots = _load_tile(
-            table, first, end, head, k_cache, v_cache,
-            k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
-            v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
-            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, False, False, FORMAT,
-        )  # fmt: skip
-        sums, largest, total = _take_tile(
-            sums, largest, total, query, keys, values, scales, slots, None, scale_log2,
-            False, PRECISION, V_LARGEST, FORMAT,
+        sums, largest, total = _add_tile(
+            sums, largest, total, query, kv, first, end, None, scale_log2,
+            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, False, False, PRECISION, V_LARGEST, code_type,
         )  # fmt: skip
     if whole_end < end:
-        keys, values, slots = _load_tile(
-            table, whole_end, end, head, k_cache, v_cache,
-            k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
-            v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
-            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, True, False, FORMAT,
-        )  # fmt: skip
-        visible = (whole_end + tl.arange(0, TILE) < end)[None, :]
-        sums, largest, total = _take_tile(
-            sums, largest, total, query, keys, values, scales, slots, visible, scale_log2,
-            True, PRECISION, V_LARGEST, FORMAT,
+        sums, largest, total = _add_tile(
+            sums, largest, total, query, kv, whole_end, end, None, scale_log2,
+            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, True, False, PRECISION, V_LARGEST, code_type,
         )  # fmt: skip
 
     out_mask = in_group[:, None] & in_head[None, :]
-    if FORMAT is None:
-        acc = sums
-    else:
-        acc = whole(sums, FORMAT) / V_LARGEST
+    acc = _weighted_sum(sums, V_LARGEST, code_type)
     if num_parts == 1:
-        tl.store(out + q_offsets, (acc / total[:, None]).to(out.dtype.element_ty), mask=out_mask)
+        _store_out(out, q_offsets, acc, total, out_mask)
         return
 
     place = (own_part * NUM_KV_HEADS + head) * GROUP_ROWS + group
-    tl.store(partial_acc + place[:, None] * HEAD_COLUMNS + dim[None, :], acc, mask=in_group[:, None])
-    tl.store(partial_max + place, largest)
-    tl.store(partial_sum + place, total)
+    _store_part((partial_acc, partial_max, partial_sum), place, acc, largest, total, in_group, HEAD_COLUMNS)
     tl.debug_barrier()  # every thread's part is written before the program counts itself as arrived
     arrived = num_arrived + first_part * NUM_KV_HEADS + head
     if tl.atomic_add(arrived, 1, sem="acq_rel") == num_parts - 1:
@@ -346,51 +363,81 @@ def decode_kernel(
             )  # fmt: skip
             acc = acc * shrink[:, None] + part_acc * share[:, None]
             largest = new_largest
-        tl.store(out + q_offsets, (acc / total[:, None]).to(out.dtype.element_ty), mask=out_mask)
+        _store_out(out, q_offsets, acc, total, out_mask)
+
+
+@triton.jit
+def _add_tile(
+    sums, largest, total, query, kv, first, end, positions, scale_log2,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_COLUMNS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr, MASKED: tl.constexpr, DESCRIBED: tl.constexpr, PRECISION: tl.constexpr,
+    V_LARGEST: tl.constexpr, code_type: tl.constexpr,
+):  # fmt: skip
+    """The running result with the tokens `first .. first + TILE - 1` of a context, of which all rows see those before
+    `end`; or each row those up to its own of `positions`. Otherwise as `_load_tile` and `_take_tile`."""
+    keys, values, slots = _load_tile(
+        kv, first, end, NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, MASKED, DESCRIBED, code_type
+    )
+    tokens = first + tl.arange(0, TILE)
+    if positions is not None:
+        visible = tokens[None, :] <= positions[:, None]
+    elif MASKED:
+        visible = (tokens < end)[None, :]
+    else:
+        visible = None
+    return _take_tile(
+        sums, largest, total, query, keys, values, kv[2], slots, visible, scale_log2,
+        MASKED, PRECISION, V_LARGEST, code_type,
+    )  # fmt: skip
 
 
 @triton.jit
 def _take_tile(
     sums, largest, total, query, keys, values, scales, slots, visible, scale_log2,
-    MASKED: tl.constexpr, PRECISION: tl.constexpr, V_LARGEST: tl.constexpr, FORMAT: tl.constexpr,
+    MASKED: tl.constexpr, PRECISION: tl.constexpr, V_LARGEST: tl.constexpr, code_type: tl.constexpr,
 ):  # fmt: skip
-    """Add a tile of keys [D, TILE] and values [TILE, D or words] to the running result; `scales` of `slots`, if any."""
-    if FORMAT is None:
+    """Add a tile of keys [D, TILE] and values [TILE, D or words] to the running result; `scales` of `slots`, if any, of
+    which some are none where MASKED."""
+    if code_type is None:
         scores = tl.dot(query, keys, input_precision=PRECISION)
     else:
         scores = tl.dot(query, key_numbers(keys, query.dtype), input_precision=PRECISION)
         k_scales, v_scales = load_scales(scales, slots, slots >= 0 if MASKED else None)
         scores *= k_scales[None, :]
-    if MASKED:
+    if visible is not None:
         scores = tl.where(visible, scores, float("-inf"))
     new_largest = tl.maximum(largest, tl.max(scores, 1) * scale_log2)
     shrink = tl.exp2(largest - new_largest)
     weights = tl.exp2(scores * scale_log2 - new_largest[:, None])
     total = total * shrink + tl.sum(weights, 1)
-    if FORMAT is None:
+    if code_type is None:
         sums = tl.dot(weights.to(values.dtype), values, sums * shrink[:, None], input_precision=PRECISION)
     else:
         weights = (weights * (v_scales * V_LARGEST)[None, :]).to(query.dtype)
-        sums = add_values(sums, shrink, weights, values, FORMAT, PRECISION)
+        sums = add_values(sums, shrink, weights, values, code_type, PRECISION)
     return sums, new_largest, total
 
 
 @triton.jit
 def _load_tile(
-    table, first, end, head, k_cache, v_cache,
-    k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
-    v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
+    kv, first, end,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_COLUMNS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr, MASKED: tl.constexpr, DESCRIBED: tl.constexpr, FORMAT: tl.constexpr,
+    TILE: tl.constexpr, MASKED: tl.constexpr, DESCRIBED: tl.constexpr, code_type: tl.constexpr,
 ):  # fmt: skip
     """Keys [D, TILE] and values [TILE, D] of the tokens `first .. first + TILE - 1`; MASKED: some may lie past `end`.
 
-    Beside them the slots of these tokens in the cache of all heads, -1 past the end. Values of a scaled FORMAT are
+    Beside them the slots of these tokens in the cache of all heads, -1 past the end. Values of a scaled format are
     words of 16 bits, as in kv_triton.py.
 
-    DESCRIBED: the caches are tensor descriptors over [blocks * heads * block size, D] and a tile lies in one block, so
-    it is one copy by the memory unit.
+    kv: the cache, its scales, the line of the block table, the head, and the strides of keys and values over blocks,
+    heads, tokens and dimensions. DESCRIBED: the caches are tensor descriptors over [blocks * heads * block size, D] and
+    a tile lies in one block, so it is one copy by the memory unit.
     """
+    (
+        k_cache, v_cache, _, table, head,
+        k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
+        v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
+    ) = kv  # fmt: skip
     if DESCRIBED:
         block = tl.load(table + first // BLOCK_SIZE)
         row = (block * NUM_KV_HEADS + head) * BLOCK_SIZE + first % BLOCK_SIZE
@@ -414,11 +461,11 @@ def _load_tile(
         k_tokens = k_cache + head * k_stride_head + blocks * k_stride_block + offset * k_stride_token
         k_pointers = k_tokens[None, :] + dim[:, None] * k_stride_dim
         v_at = head * v_stride_head + blocks * v_stride_block + offset * v_stride_token
-        if FORMAT is None:
+        if code_type is None:
             in_value = in_head
             v_pointers = (v_cache + v_at)[:, None] + dim[None, :] * v_stride_dim
         else:
-            DIMS: tl.constexpr = 4 if FORMAT == "int4" else 2  # of a word
+            DIMS: tl.constexpr = 4 if code_type == tl.uint8 else 2  # of a word
             word = tl.arange(0, HEAD_COLUMNS // DIMS)
             in_value = word < HEAD_DIM // DIMS
             v_pointers = v_cache.to(tl.pointer_type(tl.int16)) + (v_at // 2)[:, None] + word[None, :]
@@ -446,7 +493,7 @@ def prefill_kernel(
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_COLUMNS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERY_ROWS: tl.constexpr, TILE: tl.constexpr, DESCRIBED: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr, DIAGONAL_STAGES: tl.constexpr, V_LARGEST: tl.constexpr,
-    FORMAT: tl.constexpr, CUT: tl.constexpr,
+    CUT: tl.constexpr,
 ):  # fmt: skip
     """Program (key head, tile), *num_tiles tiles, in the columns of `ContextParts`: a request, its first new token in
     there and, with CUT, the part of the context that is this program's: `start` to `end`.
@@ -476,16 +523,17 @@ def prefill_kernel(
     q_mask = wanted[:, None] & (dim < HEAD_DIM)[None, :]
     query = tl.load(q + q_offsets, mask=q_mask, other=0.0)
     NUMBER: tl.constexpr = tl.float32 if q.dtype.element_ty == tl.float32 else tl.float16
-    if FORMAT is not None:
+    code_type: tl.constexpr = None if scales is None else v_cache.dtype.element_ty
+    if code_type is not None:
         query = query.to(NUMBER)
 
     table = block_table + tl.load(rows + request).to(tl.int64) * table_stride
-    largest = tl.full([QUERY_ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([QUERY_ROWS], tl.float32)
-    if FORMAT is None:
-        sums = tl.zeros([QUERY_ROWS, HEAD_COLUMNS], tl.float32)
-    else:
-        sums = no_parts(QUERY_ROWS, HEAD_COLUMNS, FORMAT)
+    kv = (
+        k_cache, v_cache, scales, table, head,
+        k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
+        v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
+    )  # fmt: skip
+    sums, largest, total = _no_result(QUERY_ROWS, HEAD_COLUMNS, code_type)
     first_position = seq_len - num_new + first_token
     end = tl.minimum(first_position + tokens_per_tile, seq_len)
     num_seen_by_all = (first_position + 1) // TILE * TILE
@@ -496,59 +544,32 @@ def prefill_kernel(
         end = tl.minimum(end, part_end)
         num_seen_by_all = tl.minimum(num_seen_by_all, part_end)
     for first in tl.range(start, num_seen_by_all, TILE, num_stages=STAGES):
-        keys, values, slots = _load_tile(
-            table, first, end, head, k_cache, v_cache,
-            k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
-            v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
-            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, False, DESCRIBED, FORMAT,
-        )  # fmt: skip
-        sums, largest, total = _take_tile(
-            sums, largest, total, query, keys, values, scales, slots, None, scale_log2,
-            False, PRECISION, V_LARGEST, FORMAT,
+        sums, largest, total = _add_tile(
+            sums, largest, total, query, kv, first, end, None, scale_log2,
+            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, False, DESCRIBED, PRECISION, V_LARGEST, code_type,
         )  # fmt: skip
     num_whole = num_seen_by_all
     if DESCRIBED:  # values are multiplied where they were copied to, unless some have to be replaced
         num_whole = tl.minimum(end, seq_len // TILE * TILE)
         for first in tl.range(num_seen_by_all, num_whole, TILE, num_stages=DIAGONAL_STAGES):
-            keys, values, slots = _load_tile(
-                table, first, end, head, k_cache, v_cache,
-                k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
-                v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
-                NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, False, DESCRIBED, FORMAT,
-            )  # fmt: skip
-            tokens = first + tl.arange(0, TILE)
-            visible = tokens[None, :] <= positions[:, None]
-            sums, largest, total = _take_tile(
-                sums, largest, total, query, keys, values, scales, slots, visible, scale_log2,
-                True, PRECISION, V_LARGEST, FORMAT,
+            sums, largest, total = _add_tile(
+                sums, largest, total, query, kv, first, end, positions, scale_log2,
+                NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, False, True, PRECISION, V_LARGEST, code_type,
             )  # fmt: skip
     for first in tl.range(tl.cdiv(num_whole, TILE) * TILE, end, TILE, num_stages=1):
-        keys, values, slots = _load_tile(
-            table, first, end, head, k_cache, v_cache,
-            k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
-            v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
-            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, True, DESCRIBED, FORMAT,
+        sums, largest, total = _add_tile(
+            sums, largest, total, query, kv, first, end, positions, scale_log2,
+            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, True, DESCRIBED, PRECISION, V_LARGEST, code_type,
         )  # fmt: skip
-        tokens = first + tl.arange(0, TILE)
-        visible = tokens[None, :] <= positions[:, None]
-        sums, largest, total = _take_tile(
-            sums, largest, total, query, keys, values, scales, slots, visible, scale_log2,
-            True, PRECISION, V_LARGEST, FORMAT,
-        )  # fmt: skip
-    if FORMAT is None:
-        acc = sums
-    else:
-        acc = whole(sums, FORMAT) / V_LARGEST
+    acc = _weighted_sum(sums, V_LARGEST, code_type)
     num_parts = 1
     if CUT:
         num_parts = tl.load(own + 6)
     if num_parts == 1:
-        tl.store(out + q_offsets, (acc / total[:, None]).to(out.dtype.element_ty), mask=q_mask)
+        _store_out(out, q_offsets, acc, total, q_mask)
     else:
         place = (tile * NUM_KV_HEADS + head) * QUERY_ROWS + query_row
-        tl.store(partial_acc + place[:, None] * HEAD_COLUMNS + dim[None, :], acc, mask=wanted[:, None])
-        tl.store(partial_max + place, largest)
-        tl.store(partial_sum + place, total)
+        _store_part((partial_acc, partial_max, partial_sum), place, acc, largest, total, wanted, HEAD_COLUMNS)
 
 
 @triton.jit(do_not_specialize_on_alignment=["query_start", "tiles", "num_tiles"])
@@ -592,8 +613,5 @@ def add_parts_kernel(
             )
             acc += part_acc * tl.exp2(part_max - largest)[:, None]
     out_rows = (first_row + token).to(tl.int64) * (NUM_KV_HEADS * GROUP) + head * GROUP + row % GROUP
-    tl.store(
-        out + out_rows[:, None] * HEAD_DIM + dim[None, :],
-        (acc / total[:, None]).to(out.dtype.element_ty),
-        mask=wanted[:, None] & (dim < HEAD_DIM)[None, :],
-    )
+    out_mask = wanted[:, None] & (dim < HEAD_DIM)[None, :]
+    _store_out(out, out_rows[:, None] * HEAD_DIM + dim[None, :], acc, total, out_mask)

@@ -65,27 +65,29 @@ class TritonPagedAttention(AttentionBackend):
         cache = kv_caches[0]
         if num_heads % cache.num_kv_heads:
             raise ConfigError(f"{num_heads} query heads cannot share {cache.num_kv_heads} key heads evenly")
+        if "triton" not in cache.format.kernels:
+            raise ConfigError(f"the Triton kernels know no KV cache in {cache.format.name}")
         self.kv_caches = kv_caches
         self._num_heads = num_heads
         self._num_kv_heads = cache.num_kv_heads
         self._head_dim = cache.head_dim
         self._group = num_heads // cache.num_kv_heads
         self._scale = _LOG2_E / math.sqrt(cache.head_dim)
+        self._is_scaled = cache.format.is_scaled
         self._k_largest, self._v_largest = cache.format.keys.largest, cache.format.values.largest
-        self._format_name = cache.format.name if cache.format.is_scaled else None
         exact = cache.v.dtype == torch.float32
         # Of products in float32, which a cache of half precision never has, and a quantised one only for such queries.
-        self._precision = "ieee" if exact or cache.format.is_scaled else "tf32"
+        self._precision = "ieee" if exact or self._is_scaled else "tf32"
         self._scales = [None if layer.scales is None else layer.scales.view(torch.int32) for layer in kv_caches]
         self._group_rows = max(16, triton.next_power_of_2(self._group))
         # A product has 16 columns at least, and values of 4 bits are multiplied in four parts.
-        self._columns = max(64 if cache.format.is_scaled else 16, triton.next_power_of_2(cache.head_dim))
+        self._columns = max(64 if self._is_scaled else 16, triton.next_power_of_2(cache.head_dim))
         # Tiles must fit in shared memory: float32 and wide heads take smaller ones.
         self._wide = exact or self._columns > 128
         self._query_rows = max(self._group_rows, 32 if self._wide else 128)
-        self._descriptors = None if self._wide or cache.format.is_scaled else _describe(kv_caches)
+        self._descriptors = None if self._wide or self._is_scaled else _describe(kv_caches)
         # Codes take half the bytes: twice the tokens share what a tile costs beside its bytes.
-        self._decode_tile = 32 if self._wide else (128 if cache.format.is_scaled else 64)
+        self._decode_tile = 32 if self._wide else (128 if self._is_scaled else 64)
         self._decode_warps = 2 if self._decode_tile == 128 else 4
         self._prefill_tile = 32 if self._descriptors is None else _DESCRIBED_TILE
         row_bytes, device = self._columns * cache.k.element_size(), cache.v.device
@@ -98,7 +100,7 @@ class TritonPagedAttention(AttentionBackend):
             device,
             fixed_bytes=self._query_rows * row_bytes,
         )
-        self._is_plain = not self._wide and not cache.format.is_scaled  # the others take more registers
+        self._is_plain = not self._wide and not self._is_scaled  # the others take more registers
         self._early_parts, self._parts = (
             ContextParts(self._decode_tile, self._num_kv_heads, number * num_processors(device))
             for number in (
@@ -216,7 +218,7 @@ class TritonPagedAttention(AttentionBackend):
         batch, cache = self.batch, self.kv_caches[layer]
         k, v = cache.k, cache.v
         assert batch.parts is not None
-        is_early = heads is not None and self._format_name is None and self._loads_early(batch.num_requests)
+        is_early = heads is not None and not self._is_scaled and self._loads_early(batch.num_requests)
         options = dependent_launch(q)
         if heads is not None and self._is_plain:
             programs = _EARLY_PROGRAMS_PER_PROCESSOR if is_early else _PROGRAMS_PER_PROCESSOR
@@ -232,7 +234,7 @@ class TritonPagedAttention(AttentionBackend):
             k.stride(0), k.stride(1), k.stride(3), k.stride(2), *v.stride(),
             NUM_KV_HEADS=self._num_kv_heads, GROUP=self._group, GROUP_ROWS=self._group_rows,
             HEAD_DIM=self._head_dim, HEAD_COLUMNS=self._columns, BLOCK_SIZE=cache.block_size, TILE=self._decode_tile,
-            PRECISION=self._precision, K_LARGEST=self._k_largest, V_LARGEST=self._v_largest, FORMAT=self._format_name,
+            PRECISION=self._precision, K_LARGEST=self._k_largest, V_LARGEST=self._v_largest,
             EARLY=is_early, num_warps=self._decode_warps, num_stages=self._decode_stages, **options,
         )  # fmt: skip
 
@@ -251,7 +253,7 @@ class TritonPagedAttention(AttentionBackend):
             NUM_KV_HEADS=self._num_kv_heads, GROUP=self._group, HEAD_DIM=self._head_dim, HEAD_COLUMNS=self._columns,
             BLOCK_SIZE=cache.block_size, QUERY_ROWS=self._query_rows, TILE=self._prefill_tile, DESCRIBED=described,
             PRECISION=self._precision, STAGES=self._prefill_stages, DIAGONAL_STAGES=min(2, self._prefill_stages),
-            V_LARGEST=self._v_largest, FORMAT=self._format_name, CUT=cuts, num_warps=4,
+            V_LARGEST=self._v_largest, CUT=cuts, num_warps=4,
         )  # fmt: skip
         if cuts:
             most = min(len(batch.tiles), self._tile_parts.most_of_cut_contexts)

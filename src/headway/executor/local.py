@@ -13,21 +13,20 @@ from headway.models.assembly import Progress
 from headway.models.checkpoint import Checkpoint
 from headway.runner import Runner
 from headway.transfer.block_store import BlockTransfers
-from headway.worker.memory_plan import MemoryPlan
-from headway.worker.model_worker import ModelWorker
+from headway.worker.model_worker import Allocated, ModelWorker
 
 
 class LocalExecutor:
     """Hands every step to the runner."""
 
-    def __init__(self, runner: Runner, plan: MemoryPlan, *, max_in_flight: int) -> None:
-        self.plan = plan
+    def __init__(self, ready: Allocated, *, max_in_flight: int) -> None:
+        self.plan = ready.plan
         self.max_in_flight = max_in_flight
-        self.verifies_ahead = runner.verifies_ahead
-        self.transfers: BlockTransfers | None = runner.transfers
-        self._runner: Runner | None = runner
+        self.verifies_ahead = ready.runner.verifies_ahead
+        self.transfers: BlockTransfers | None = ready.transfers
+        self._runner: Runner | None = ready.runner
         # Each thread has a current device of its own; steps belong to that of the thread that loads the model.
-        self._cuda_device = torch.cuda.current_device() if plan.device.startswith("cuda") else None
+        self._cuda_device = torch.cuda.current_device() if ready.plan.device.startswith("cuda") else None
 
     @classmethod
     def from_config(
@@ -42,8 +41,8 @@ class LocalExecutor:
         """Load the weights, then give the KV cache what the largest step leaves."""
         worker = ModelWorker(config, checkpoint.config, eos_token_ids=eos_token_ids)
         worker.load(checkpoint, progress, draft=draft)
-        plan, runner = worker.allocate(worker.plan(worker.profile()))
-        return cls(runner, plan, max_in_flight=2 if config.device.async_scheduling else 1)
+        ready = worker.allocate(worker.plan(worker.profile()))
+        return cls(ready, max_in_flight=2 if config.device.async_scheduling else 1)
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Run a step, or start it."""

@@ -59,7 +59,8 @@ class RanksExecutor:
             worker = RankWorker(start, self._collectives, checkpoint, draft, progress)
             layout = agree([worker.loaded(), *self._peers.receive()], num_ranks=start.size)
             self._peers.send(layout)
-            self.plan, self._runner = worker.allocate(layout)
+            ready = worker.allocate(layout)
+            self.plan, self._runner = ready.plan, ready.runner
             self._peers.receive()
             self._peers.note_ready()
         except BaseException as error:
@@ -71,9 +72,9 @@ class RanksExecutor:
             raise
         self.max_in_flight = start.max_in_flight
         self.transfers: BlockTransfers | None = None
-        own_transfers = self._runner.transfers
-        if own_transfers is not None and own_transfers.disk is not None:
-            self.transfers = BlockTransfers(_RankedSlots(own_transfers.slots, self._peers), disk=own_transfers.disk)
+        if ready.transfers is not None and ready.transfers.disk is not None:
+            slots = _RankedSlots(ready.transfers.slots, self._peers)
+            self.transfers = BlockTransfers(slots, disk=ready.transfers.disk)
         self.verifies_ahead = self._runner.verifies_ahead
         # Each thread has a current device of its own; steps belong to that of the thread that loads the model.
         self._cuda_device = torch.cuda.current_device() if start.config.device.kind == "cuda" else None

@@ -1,4 +1,4 @@
-"""Keys and values as codes and scales in Triton: the arithmetic of headway/kv/kv_format.py, to the bit.
+"""Keys and values as codes and scales in Triton: the arithmetic of headway/kv/codes.py, to the bit.
 
 Writing: a row is encoded from two parts that need not lie in the order of its dimensions: the halves that rotation
 works on, or the even and the odd dimensions that share bytes in a 4-bit row. LARGEST is the largest code: 127, 448 or
@@ -14,7 +14,8 @@ i + 2 n …
     part 0    d0      d2      d4
     part 1       d1      d3      d5
 
-What follows is written twice where it matters: in PTX for the GPU, where a few instructions convert four codes at once,
+`code_type` is the dtype of the cache's values: int8, float8e4nv, or uint8 for two codes of 4 bits. What follows is
+written twice where it matters: in PTX for the GPU, where a few instructions convert four codes at once,
 and in plain Triton for the interpreter and for float32.
 """
 
@@ -157,21 +158,19 @@ def _code(words, place: tl.constexpr, bits: tl.constexpr):
 
 
 @triton.jit
-def _part(words, place: tl.constexpr, format: tl.constexpr, dtype: tl.constexpr):
-    if format == "int4":
+def _part(words, place: tl.constexpr, code_type: tl.constexpr, dtype: tl.constexpr):
+    if code_type == tl.uint8:
         numbers = (_code(words, place, 4) - 8).to(dtype)
-    elif format == "int8":
-        numbers = _code(words, place, 8).to(tl.uint8).to(tl.int8, bitcast=True).to(dtype)
     else:
-        numbers = _code(words, place, 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
+        numbers = _code(words, place, 8).to(tl.uint8).to(code_type, bitcast=True).to(dtype)
     return numbers
 
 
 @triton.jit
-def value_parts(words, format: tl.constexpr, dtype: tl.constexpr):
-    """Words [rows, columns] as a tuple of 2 (fp8, int8) or 4 (int4) parts in numbers of `dtype`."""
+def value_parts(words, code_type: tl.constexpr, dtype: tl.constexpr):
+    """Words [rows, columns] as a tuple of 2 (codes of 8 bits) or 4 (of 4 bits) parts in numbers of `dtype`."""
     PTX: tl.constexpr = _HAS_PTX and dtype == tl.float16
-    if format == "int4":
+    if code_type == tl.uint8:
         if PTX:
             parts = tl.inline_asm_elementwise(
                 _PARTS_OF_INT4,
@@ -183,25 +182,28 @@ def value_parts(words, format: tl.constexpr, dtype: tl.constexpr):
             )
         else:
             parts = (
-                _part(words, 0, format, dtype),
-                _part(words, 1, format, dtype),
-                _part(words, 2, format, dtype),
-                _part(words, 3, format, dtype),
+                _part(words, 0, code_type, dtype),
+                _part(words, 1, code_type, dtype),
+                _part(words, 2, code_type, dtype),
+                _part(words, 3, code_type, dtype),
             )
     elif PTX:
-        CODE: tl.constexpr = _PARTS_OF_INT8 if format == "int8" else _PARTS_OF_FP8
+        CODE: tl.constexpr = _PARTS_OF_INT8 if code_type == tl.int8 else _PARTS_OF_FP8
         parts = tl.inline_asm_elementwise(
             CODE, "=&r,=&r,r", [words], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
         )
     else:
-        parts = (_part(words, 0, format, dtype), _part(words, 1, format, dtype))
+        parts = (_part(words, 0, code_type, dtype), _part(words, 1, code_type, dtype))
     return parts
 
 
+# No early returns from here on: what follows one is compiled all the same, and only 4-bit values have four parts.
+
+
 @triton.jit
-def no_parts(ROWS: tl.constexpr, COLUMNS: tl.constexpr, FORMAT: tl.constexpr):
+def no_parts(ROWS: tl.constexpr, COLUMNS: tl.constexpr, code_type: tl.constexpr):
     """Zeros [ROWS, COLUMNS] in 4 or 2 parts."""
-    if FORMAT == "int4":
+    if code_type == tl.uint8:
         zero = tl.zeros([ROWS, COLUMNS // 4], tl.float32)
         parts = (zero, zero, zero, zero)
     else:
@@ -210,14 +212,11 @@ def no_parts(ROWS: tl.constexpr, COLUMNS: tl.constexpr, FORMAT: tl.constexpr):
     return parts
 
 
-# No early returns from here on: what follows one is compiled all the same, and only 4-bit values have four parts.
-
-
 @triton.jit
-def add_row(parts, row, COLUMNS: tl.constexpr, FORMAT: tl.constexpr):
+def add_row(parts, row, COLUMNS: tl.constexpr, code_type: tl.constexpr):
     """Parts of [ROWS, COLUMNS] plus one row [1, COLUMNS]."""
     even, odd = tl.split(tl.reshape(row, (1, COLUMNS // 2, 2)))
-    if FORMAT == "int4":
+    if code_type == tl.uint8:
         first, third = tl.split(tl.reshape(even, (1, COLUMNS // 4, 2)))
         second, fourth = tl.split(tl.reshape(odd, (1, COLUMNS // 4, 2)))
         added = (parts[0] + first, parts[1] + second, parts[2] + third, parts[3] + fourth)
@@ -227,12 +226,12 @@ def add_row(parts, row, COLUMNS: tl.constexpr, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def add_values(parts, shrink, weights, words, FORMAT: tl.constexpr, PRECISION: tl.constexpr):
+def add_values(parts, shrink, weights, words, code_type: tl.constexpr, PRECISION: tl.constexpr):
     """parts * shrink + weights · values, which come as words; weights are in their numbers."""
-    values = value_parts(words, FORMAT, weights.dtype)
+    values = value_parts(words, code_type, weights.dtype)
     first = tl.dot(weights, values[0], parts[0] * shrink[:, None], input_precision=PRECISION)
     second = tl.dot(weights, values[1], parts[1] * shrink[:, None], input_precision=PRECISION)
-    if FORMAT == "int4":
+    if code_type == tl.uint8:
         third = tl.dot(weights, values[2], parts[2] * shrink[:, None], input_precision=PRECISION)
         fourth = tl.dot(weights, values[3], parts[3] * shrink[:, None], input_precision=PRECISION)
         added = (first, second, third, fourth)
@@ -242,9 +241,9 @@ def add_values(parts, shrink, weights, words, FORMAT: tl.constexpr, PRECISION: t
 
 
 @triton.jit
-def whole(parts, FORMAT: tl.constexpr):
+def whole(parts, code_type: tl.constexpr):
     """[ROWS, COLUMNS], with all dimensions in their order."""
-    if FORMAT == "int4":
+    if code_type == tl.uint8:
         joined = tl.interleave(tl.interleave(parts[0], parts[2]), tl.interleave(parts[1], parts[3]))
     else:
         joined = tl.interleave(parts[0], parts[1])

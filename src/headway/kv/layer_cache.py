@@ -8,7 +8,7 @@ one query against a block's tokens are read contiguously over tokens. On CUDA to
 values, as a transposed view: a token's key is contiguous, which a matrix unit reads and a thread block writes in whole
 lines. Code that goes by indices or strides need not know.
 
-A quantised cache (`kv_format`) holds codes in k and v, where v may have two dimensions in one element, and beside them
+The cache of a scaled format holds codes in k and v, where two dimensions may share an element, and beside them
 
     scales [num_blocks, num_kv_heads, block_size, 2]    of the key and of the value, float16
 
@@ -26,7 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.kv.kv_format import SCALE_DTYPE, KVFormat
+from headway.kv.codes import SCALE_DTYPE, decode, encode, plain_format, stored_dtype
+from headway.kv_formats import KVFormat
 
 _PAGE_BYTES = 4096
 
@@ -35,6 +36,8 @@ _PAGE_BYTES = 4096
 class LayerKVCache:
     """Keys and values of one layer, for all requests (layout above)."""
 
+    format: KVFormat
+    """In which numbers they are stored."""
     k: Tensor
     v: Tensor
     scales: Tensor | None = None
@@ -54,38 +57,25 @@ class LayerKVCache:
         token_major: bool | None = None,
     ) -> LayerKVCache:
         """An empty cache of `num_blocks` blocks. `token_major`: see above; `None` is what the device reads best."""
-        format = dtype if isinstance(dtype, KVFormat) else KVFormat.of(dtype)
+        format = dtype if isinstance(dtype, KVFormat) else plain_format(dtype)
         zeros = _untouched_zeros if torch.device(device).type == "cpu" else torch.zeros
         if token_major is None:
             token_major = torch.device(device).type == "cuda"
+        k_width, v_width = (head_dim // numbers.dims_per_element for numbers in (format.keys, format.values))
         tokens = (num_blocks, num_kv_heads, block_size)
-        transposed = (num_blocks, num_kv_heads, head_dim, block_size)
-        k = zeros((*tokens, head_dim) if token_major else transposed, dtype=format.keys.dtype, device=device)
+        transposed = (num_blocks, num_kv_heads, k_width, block_size)
+        k = zeros((*tokens, k_width) if token_major else transposed, dtype=stored_dtype(format.keys), device=device)
         return LayerKVCache(
+            format,
             k=k.transpose(2, 3) if token_major else k,
-            v=zeros((*tokens, format.values.width(head_dim)), dtype=format.values.dtype, device=device),
+            v=zeros((*tokens, v_width), dtype=stored_dtype(format.values), device=device),
             scales=zeros((*tokens, 2), dtype=SCALE_DTYPE, device=device) if format.is_scaled else None,
         )
-
-    @functools.cached_property
-    def format(self) -> KVFormat:
-        """In which numbers keys and values are stored."""
-        return KVFormat.of_tensors(self.k, self.v)
 
     @property
     def tensors(self) -> list[Tensor]:
         """All that belongs to a block: its number is the first index of each."""
         return [self.k, self.v] if self.scales is None else [self.k, self.v, self.scales]
-
-    @property
-    def k_scale(self) -> Tensor | None:
-        """[num_blocks, num_kv_heads, block_size]"""
-        return None if self.scales is None else self.scales[..., 0]
-
-    @property
-    def v_scale(self) -> Tensor | None:
-        """[num_blocks, num_kv_heads, block_size]"""
-        return None if self.scales is None else self.scales[..., 1]
 
     @property
     def num_blocks(self) -> int:
@@ -95,9 +85,9 @@ class LayerKVCache:
     def num_kv_heads(self) -> int:
         return self.k.shape[1]
 
-    @property
+    @functools.cached_property
     def head_dim(self) -> int:
-        return self.k.shape[2]
+        return self.k.shape[2] * self.format.keys.dims_per_element
 
     @property
     def block_size(self) -> int:
@@ -105,8 +95,8 @@ class LayerKVCache:
 
     def write(self, blocks: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
         """Store keys and values [tokens, num_kv_heads, head_dim], token i in slot offsets[i] of block blocks[i]."""
-        k_stored, k_scale = self.format.keys.encode(k)
-        v_stored, v_scale = self.format.values.encode(v)
+        k_stored, k_scale = encode(self.format.keys, k)
+        v_stored, v_scale = encode(self.format.values, v)
         if k_stored.dtype is torch.float16 and k_stored.is_cpu:
             is_finite = k_stored.isfinite().all() & v_stored.isfinite().all()
             self.not_finite.bitwise_or_((~is_finite).int())
@@ -119,16 +109,16 @@ class LayerKVCache:
         """Keys and values of these slots as numbers, each [tokens, num_kv_heads, head_dim]."""
         scales = (None, None) if self.scales is None else self.scales[blocks, :, offsets].unbind(-1)
         return (
-            self.format.keys.decode(self.k[blocks, :, :, offsets], scales[0], dtype),
-            self.format.values.decode(self.v[blocks, :, offsets], scales[1], dtype),
+            decode(self.format.keys, self.k[blocks, :, :, offsets], scales[0], dtype),
+            decode(self.format.values, self.v[blocks, :, offsets], scales[1], dtype),
         )
 
     def read_blocks(self, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Keys and values of whole blocks as numbers, each [*blocks.shape, num_kv_heads, block_size, head_dim]."""
         scales = (None, None) if self.scales is None else self.scales[blocks].unbind(-1)
         return (
-            self.format.keys.decode(self.k[blocks].transpose(-1, -2), scales[0], dtype),
-            self.format.values.decode(self.v[blocks], scales[1], dtype),
+            decode(self.format.keys, self.k[blocks].transpose(-1, -2), scales[0], dtype),
+            decode(self.format.values, self.v[blocks], scales[1], dtype),
         )
 
 

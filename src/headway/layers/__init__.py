@@ -15,35 +15,21 @@ from headway.layers.quantized_weight import QuantizedWeight, Weight, dequantised
 
 __all__ = ["OPS_NAMES", "LinearFactory", "Ops", "create_ops"]
 
-OPS_NAMES = ("auto", "native", "torch", "triton")
+OPS_NAMES = ("native", "torch", "triton")
 
 _TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def create_ops(name: str, *, device: torch.device | str, dtype: torch.dtype) -> Ops:
-    """Build the named implementation.
-
-    `auto` is native for float32 on the CPU where that can be built, triton on CUDA where the package is there, and
-    torch otherwise.
-    """
+    """Build the named implementation. Which one a device and a dtype want is settled by `headway.worker.formats`."""
     device = torch.device(device)
     if name not in OPS_NAMES:
         raise ConfigError(f"unknown ops {name!r}; valid names are {', '.join(OPS_NAMES)}")
-    if name == "auto":
-        name = _best_ops(device, dtype)
     if name == "native":
         return _native_ops(device, dtype)
     if name == "triton":
         return _triton_ops(device, dtype)
     return TorchOps()
-
-
-def _best_ops(device: torch.device, dtype: torch.dtype) -> str:
-    if device.type == "cpu" and dtype == torch.float32 and _native_available():
-        return "native"
-    if device.type == "cuda" and dtype in _TRITON_DTYPES and _triton_available():
-        return "triton"
-    return "torch"
 
 
 def _native_ops(device: torch.device, dtype: torch.dtype) -> Ops:
@@ -60,21 +46,11 @@ def _triton_ops(device: torch.device, dtype: torch.dtype) -> Ops:
         raise ConfigError(
             f"triton ops run in float32, float16 or bfloat16 on CUDA, not in {dtype} on {device}; use ops 'torch'"
         )
-    if not _triton_available():
+    if importlib.util.find_spec("triton") is None:
         raise ConfigError("triton ops need the package triton, which is not installed; use ops 'torch'")
     from headway.layers.triton_ops import TritonOps
 
     return TritonOps()
-
-
-def _native_available() -> bool:
-    from headway import native
-
-    return native.is_available()
-
-
-def _triton_available() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 class LinearFactory:

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
 from headway import native
-from headway.layers.linear import Delta, Linear
+from headway.layers.linear import AfterNorm, Delta, IntoResidual, Linear, Norm
 
 _TIMEOUT_S = 600.0  # a first step may compile kernels on one rank and find them on another
 _PLACE_BYTES = 2**20  # what a rank hands over at a time
@@ -250,31 +250,40 @@ class SummedLinear(Linear):
     def tensors(self) -> tuple[Tensor, ...]:
         return self._own.tensors
 
-    def summed(self, product: Tensor) -> Tensor:
-        return self._ranks.all_reduce(product)
-
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        product = self.summed(self._own(x))
+        product = self._ranks.all_reduce(self._own(x))
         return product if out is None else out.copy_(product)
 
-    def add_to(self, residual: Tensor, x: Tensor, *, next_norm: Tensor) -> Delta:
+    def into_residual(self, next_norm: Tensor) -> IntoResidual:
         if not self._own.adds_in_place:
-            return self(x)
-        if self._ranks.rank == 0:  # it brings the residual, the others their parts alone
-            self._sum_into(residual, self._own.add_to(residual, x, next_norm=next_norm))
-        else:
-            self._own(x, residual)
-            self._sum_into(residual, None)
-        return None
+            return super().into_residual(next_norm)
+        add = self._own.into_residual(next_norm)
 
-    def takes_gates(self, rows: Tensor) -> bool:
-        return self._own.takes_gates(rows)
+        def summed(residual: Tensor, x: Tensor) -> None:
+            if self._ranks.rank == 0:  # it brings the residual, the others their parts alone
+                self._sum_into(residual, add(residual, x))
+            else:
+                self._own(x, residual)
+                self._sum_into(residual, None)
 
-    def add_gated_to(self, residual: Tensor, gate_up: Tensor) -> Delta:
-        if self._ranks.rank:
-            residual.zero_()
-        self._sum_into(residual, self._own.add_gated_to(residual, gate_up))
-        return None
+        return summed
+
+    def gated_into_residual(self) -> tuple[range, IntoResidual] | None:
+        own = self._own.gated_into_residual()
+        if own is None:
+            return None
+        rows, add = own
+
+        def summed(residual: Tensor, gate_up: Tensor) -> None:
+            if self._ranks.rank:
+                residual.zero_()
+            self._sum_into(residual, add(residual, gate_up))
+
+        return rows, summed
+
+    def whole_mlp(self, gate_up: Linear, norm: Norm) -> AfterNorm | None:
+        product = self._own.whole_mlp(gate_up, norm)
+        return None if product is None else lambda residual, delta: self._ranks.all_reduce(product(residual, delta))
 
     def _sum_into(self, residual: Tensor, delta: Delta) -> None:
         if isinstance(delta, Tensor):

@@ -1,26 +1,28 @@
-"""What a linear layer is: the product, the fused forms that a kind of it offers, and which kind a checkpoint's weight
-becomes.
+"""What a linear layer is: the product, and the forms in which a decoder layer uses it.
 
     kind             weight                                       module
     TorchLinear      as it is, any device and dtype               here
     TritonLinear     as it is, on CUDA                            triton_ops.py
     QuantizedLinear  codes of 8 or 4 bits and scales, on CUDA     quantized_linear.py
-    Float32Linear    packed for the CPU kernels                   packed_linear.py
-    Int8Linear       quantised for the CPU kernels                packed_linear.py
-    Int4Linear       codes of 4 bits and scales, on the CPU       packed_linear.py
+    Float32Linear    packed for the CPU kernels                   native_ops.py
+    Int8Linear       quantised for the CPU kernels                native_ops.py
+    Int4Linear       codes of 4 bits and scales, on the CPU       native_ops.py
+    SummedLinear     any of them, its inputs among ranks          collectives.py
 
-A layer is asked for a fused form and answers None where it has none for these rows; `Ops` then computes the steps one
-by one. So a kind that is quantised, sharded or adapted keeps the fast paths that it implements, and a caller never
-looks at the kind.
+A projection of a decoder layer reads a norm of the residual (`after_norm`), or adds to the residual (`into_residual`).
+For both a layer is asked once, at load, and gives a function. The default computes the steps one by one; a kind with
+kernels for several steps gives a function that uses these for the rows that they are made for. So a kind that is
+quantised, sharded or adapted keeps its fast ways, and nothing that runs in a step asks a layer what it can do.
 
-`residual` [T, hidden] is the running sum of the decoder and is changed in place. `delta` is what `add_to`, which
-projects back to it, leaves for the norm that follows: the product, for the norm to add; or, where it was added at once,
-nothing, or the first half of the norm's own work (`ScaledRows`).
+`residual` [T, hidden] is the running sum of the decoder and is changed in place. `delta` is what a projection back to
+it leaves for the norm that follows: the product, for the norm to add; or, where it was added at once, nothing, or the
+first half of the norm's own work (`ScaledRows`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch.nn.functional as F
@@ -42,6 +44,25 @@ class ScaledRows:
 
 
 Delta = Tensor | ScaledRows | None
+AfterNorm = Callable[[Tensor, Delta], Tensor]
+"""(residual, delta): residual += delta IN PLACE, then what a projection makes of the residual's norm."""
+IntoResidual = Callable[[Tensor, Tensor], Delta]
+"""(residual, x): residual += projection of x, IN PLACE or left to the next norm as the `delta` that is returned."""
+Gate = Callable[[Tensor], Tensor]
+"""silu(first half) * second half of each row."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Norm:
+    """A norm of the residual, as the model's operations compute it."""
+
+    weight: Tensor
+    eps: float
+    compute: Callable[[Tensor, Delta, Tensor, float], Tensor]
+    """`Ops.norm`"""
+
+    def __call__(self, residual: Tensor, delta: Delta) -> Tensor:
+        return self.compute(residual, delta, self.weight, self.eps)
 
 
 class Linear(ABC):
@@ -50,7 +71,7 @@ class Linear(ABC):
     in_features: int
     out_features: int
     adds_in_place = False
-    """Whether `add_to` adds to the residual itself, where it can, or always leaves the product to the next norm."""
+    """Whether `into_residual` adds to the residual itself where it can; otherwise the next norm adds the product."""
 
     @property
     @abstractmethod
@@ -70,40 +91,25 @@ class Linear(ABC):
         """The layer whose products are this rank's parts, where inputs are divided among ranks."""
         return self
 
-    def summed(self, product: Tensor) -> Tensor:
-        """The whole of a product of `own`."""
-        return product
+    # What a decoder layer asks for, once.
 
-    def add_to(self, residual: Tensor, x: Tensor, *, next_norm: Tensor) -> Delta:
-        """residual += self(x), IN PLACE or left to the next norm, whose weight is `next_norm`. Returns its `delta`.
+    def after_norm(self, norm: Norm, gate: Gate | None = None) -> AfterNorm:
+        """The product of the residual's norm; with a `gate`, what that makes of the product."""
+        if gate is None:
+            return lambda residual, delta: self(norm(residual, delta))
+        return lambda residual, delta: gate(self(norm(residual, delta)))
 
-        The only way from a product to the residual: `o` and `down` take it. Where their inputs are divided among
-        ranks, `SummedLinear` sums the parts (`collectives.py`) before anything is added.
-        """
-        return self(x)
+    def into_residual(self, next_norm: Tensor) -> IntoResidual:
+        """The product, on its way to the residual. `next_norm`: the weight of the norm that follows."""
+        return lambda residual, x: self(x)
 
-    def takes_gates(self, rows: Tensor) -> bool:
-        """Whether `add_gated_to` is a faster way for as many rows."""
-        return False
-
-    def add_gated_to(self, residual: Tensor, gate_up: Tensor) -> Delta:
-        """`add_to` of silu(first half) * second half of `gate_up`, where a kernel of the layer computes that."""
-        raise NotImplementedError
-
-    def norm_linear(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
-        """self(norm of the residual), where one kernel does both; `delta` is taken as `Ops.norm` takes it."""
+    def gated_into_residual(self) -> tuple[range, IntoResidual] | None:
+        """`into_residual` of silu(first half) * second half of x, and for how many rows that is faster than a gate
+        before; `None` where the layer has no kernel for it."""
         return None
 
-    def norm_mlp(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float, down: Linear) -> Tensor | None:
-        """down(`norm_swiglu`), where one call does both."""
-        return None
-
-    def norm_swiglu(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
-        """`swiglu` of the norm of the residual, where one kernel does both."""
-        return None
-
-    def swiglu(self, x: Tensor) -> Tensor | None:
-        """silu(first half) * second half of self(x), where one kernel does both."""
+    def whole_mlp(self, gate_up: Linear, norm: Norm) -> AfterNorm | None:
+        """The product of the MLP that ends in this layer, where one call computes all of it."""
         return None
 
 

@@ -20,7 +20,7 @@ from headway import native
 from headway.attention.base import HeadNorms, Heads
 from headway.attention.cpu import NativeHeads
 from headway.kv.layer_cache import LayerKVCache
-from headway.layers.linear import Delta, Linear, ScaledRows
+from headway.layers.linear import AfterNorm, Delta, Gate, Linear, Norm, ScaledRows
 from headway.layers.ops import Ops
 from headway.layers.quantized_weight import QuantizedWeight, Weight
 from headway.native.lib import (
@@ -99,6 +99,12 @@ def _check_norm(weight: Tensor, width: int) -> None:
         raise ValueError(f"norm weight has {weight.numel()} values for rows of {width}")
 
 
+def _norm_pointer(norm: Norm, width: int) -> int:
+    """Where the weight of a norm over rows of `width` is. Whoever uses it keeps the norm."""
+    _check_norm(norm.weight, width)
+    return norm.weight.data_ptr()
+
+
 _BLOCK_ROWS = 4096
 
 
@@ -130,10 +136,7 @@ class PackedLinear(Linear):
         kind = WEIGHT_KINDS.index(packed.kernel)
         self._native = NativeLinear(self._weight_pointer, self._bias_pointer, self.out_features, self.in_features, kind)
         self._address = ctypes.addressof(self._native)
-        self._norm_held = packed.library.held.hw_norm_linear
-        self._norm_released = packed.library.released.hw_norm_linear
-        self._mlp_held = packed.library.held.hw_norm_mlp
-        self._mlp_released = packed.library.released.hw_norm_mlp
+        self._library = packed.library
         self._takes_rows_as_they_are = True
         self._long_rows = RELEASE_LOCK_MACS // (self.out_features * self.in_features) + 1
 
@@ -158,60 +161,70 @@ class PackedLinear(Linear):
         )
         return product if out is None else out.copy_(product)
 
-    def norm_linear(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
-        return self._after_norm(residual, delta, norm, eps, is_gated=False)
+    def after_norm(self, norm: Norm, gate: Gate | None = None) -> AfterNorm:
+        if not self._takes_rows_as_they_are:
+            return super().after_norm(norm, gate)
+        is_gated = gate is not None
+        width = self.out_features // 2 if is_gated else self.out_features
+        norm_pointer = _norm_pointer(norm, self.in_features)
+        held, released = self._library.held.hw_norm_linear, self._library.released.hw_norm_linear
 
-    def norm_swiglu(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
-        return self._after_norm(residual, delta, norm, eps, is_gated=True)
+        def run(residual: Tensor, delta: Delta) -> Tensor:
+            rows, delta_pointer = self._checked(residual, delta)
+            product = torch.empty(rows, width)
+            (released if rows >= self._long_rows else held)(
+                self._address,
+                residual.data_ptr(),
+                delta_pointer,
+                norm_pointer,
+                norm.eps,
+                rows,
+                is_gated,
+                product.data_ptr(),
+            )
+            return product
 
-    def norm_mlp(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float, down: Linear) -> Tensor | None:
-        if not isinstance(down, PackedLinear) or isinstance(delta, ScaledRows):
+        return run
+
+    def whole_mlp(self, gate_up: Linear, norm: Norm) -> AfterNorm | None:
+        if not isinstance(gate_up, PackedLinear):
             return None
-        if not (self._takes_rows_as_they_are and down._takes_rows_as_they_are):
+        if not (self._takes_rows_as_they_are and gate_up._takes_rows_as_they_are):
             return None
-        rows = self._check(residual, delta, norm)
-        if 2 * down.in_features != self.out_features:
-            raise ValueError(f"{self.out_features} gates and values for a layer of {down.in_features} inputs")
-        product = torch.empty(rows, down.out_features)
-        run = self._mlp_released if rows >= self._long_rows else self._mlp_held
-        run(
-            self._address,
-            down._address,
-            residual.data_ptr(),
-            None if delta is None else delta.data_ptr(),
-            norm.data_ptr(),
-            eps,
-            rows,
-            product.data_ptr(),
-        )
-        return product
+        if 2 * self.in_features != gate_up.out_features:
+            raise ValueError(f"{gate_up.out_features} gates and values for a layer of {self.in_features} inputs")
+        norm_pointer = _norm_pointer(norm, gate_up.in_features)
+        held, released = self._library.held.hw_norm_mlp, self._library.released.hw_norm_mlp
 
-    def _after_norm(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float, *, is_gated: bool) -> Tensor | None:
-        if isinstance(delta, ScaledRows) or not self._takes_rows_as_they_are:
-            return None
-        rows = self._check(residual, delta, norm)
-        product = torch.empty(rows, self.out_features // 2 if is_gated else self.out_features)
-        run = self._norm_released if rows >= self._long_rows else self._norm_held
-        run(
-            self._address,
-            residual.data_ptr(),
-            None if delta is None else delta.data_ptr(),
-            norm.data_ptr(),
-            eps,
-            rows,
-            is_gated,
-            product.data_ptr(),
-        )
-        return product
+        def run(residual: Tensor, delta: Delta) -> Tensor:
+            rows, delta_pointer = gate_up._checked(residual, delta)
+            product = torch.empty(rows, self.out_features)
+            (released if rows >= gate_up._long_rows else held)(
+                gate_up._address,
+                self._address,
+                residual.data_ptr(),
+                delta_pointer,
+                norm_pointer,
+                norm.eps,
+                rows,
+                product.data_ptr(),
+            )
+            return product
 
-    def _check(self, residual: Tensor, delta: Tensor | None, norm: Tensor) -> int:
-        """How many rows there are; ValueError for what the kernels would read wrongly."""
+        return run
+
+    def _checked(self, residual: Tensor, delta: Delta) -> tuple[int, int | None]:
+        """How many rows there are, and where the delta is; ValueError for what the kernels would read wrongly."""
         rows, columns = check(residual, torch.float32, "residual").shape
-        if columns != self.in_features or check(norm, torch.float32, "norm weight").numel() != columns:
+        if columns != self.in_features:
             raise ValueError(f"residual has {columns} columns, the layer takes {self.in_features}")
-        if delta is not None and check(delta, torch.float32, "delta").shape != residual.shape:
+        if delta is None:
+            return rows, None
+        if isinstance(delta, ScaledRows):
+            raise ValueError("the CPU kernels take no rows with half a norm")
+        if check(delta, torch.float32, "delta").shape != residual.shape:
             raise ValueError(f"delta has shape {tuple(delta.shape)}, residual {tuple(residual.shape)}")
-        return int(rows)
+        return rows, delta.data_ptr()
 
 
 class Int8Linear(PackedLinear):

@@ -1,4 +1,4 @@
-"""The vocabulary a decoder is written in, beside `Linear` and attention: `Ops`, and the kinds of `Mlp` made of them.
+"""The vocabulary a decoder is written in, beside `Linear` and attention: `Ops`, and the kinds of `Mlp`.
 
 `TorchOps`, here, runs on any device and float dtype, `NativeOps` on the CPU in float32, `TritonOps` on CUDA. All
 tensors of one call live on one device. A row's result never depends on the values of other rows. `residual` and `delta`
@@ -8,6 +8,7 @@ are those of `layers/linear.py`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from headway.attention.base import HeadNorms, Heads
 from headway.kv.layer_cache import LayerKVCache
-from headway.layers.linear import Delta, Linear
+from headway.layers.linear import Delta, Gate, Linear, Norm
 
 
 class Ops(ABC):
@@ -52,23 +53,6 @@ class Ops(ABC):
         qkv [T, heads.qkv_size], may be destroyed; positions and slot_mapping int64 [T]. The rotation pairs element i
         with element i + D/2 (the "neox" order). Only implementations that say so take slots below zero (padding).
         """
-
-    def norm_linear(self, residual: Tensor, delta: Delta, weight: Tensor, eps: float, linear: Linear) -> Tensor:
-        """linear(norm(residual, delta, weight, eps)), in one where the layer offers it."""
-        fused = linear.norm_linear(residual, delta, weight, eps)
-        return linear(self.norm(residual, delta, weight, eps)) if fused is None else fused
-
-    def norm_swiglu(self, residual: Tensor, delta: Delta, weight: Tensor, eps: float, gate_up: Linear) -> Tensor:
-        """silu_mul(norm_linear(..., gate_up)), with as much in one as the layer offers."""
-        fused = gate_up.norm_swiglu(residual, delta, weight, eps)
-        if fused is not None:
-            return fused
-        product = gate_up.norm_linear(residual, delta, weight, eps)
-        if product is not None:
-            return self.silu_mul(product)
-        x = self.norm(residual, delta, weight, eps)
-        activated = gate_up.swiglu(x)
-        return self.silu_mul(gate_up(x)) if activated is None else activated
 
 
 class TorchOps(Ops):
@@ -123,8 +107,12 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
+AddMlp = Callable[[Tensor, Delta], Delta]
+"""(residual, delta): residual += delta, then += mlp(norm(residual)), IN PLACE or left to the next norm."""
+
+
 class Mlp(Protocol):
-    """A layer's MLP, with the norm before it and the sum behind it."""
+    """A layer's MLP."""
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -136,14 +124,15 @@ class Mlp(Protocol):
         """The same with this rank's parts as if they were the whole; see `Linear.own`."""
         ...
 
-    def add_to(self, residual: Tensor, delta: Delta, *, ops: Ops, norm: Tensor, eps: float, next_norm: Tensor) -> Delta:
-        """residual += delta, then += mlp(norm(residual)), IN PLACE or left to the next norm: see `Linear.add_to`."""
+    def into_residual(self, norm: Norm, gate: Gate, next_norm: Tensor) -> AddMlp:
+        """The MLP with the norm before it and the sum behind it, in the fastest forms that its weights have. Called
+        once, at load. `next_norm` as in `Linear.into_residual`."""
         ...
 
 
 @dataclass(frozen=True)
 class DenseMlp:
-    """down(swiglu(gate_up(x))); gate and up are one projection."""
+    """down(gate(gate_up(x))); gate and up are one projection."""
 
     gate_up: Linear
     down: Linear
@@ -156,11 +145,19 @@ class DenseMlp:
     def own(self) -> DenseMlp:
         return DenseMlp(self.gate_up, self.down.own)
 
-    def add_to(self, residual: Tensor, delta: Delta, *, ops: Ops, norm: Tensor, eps: float, next_norm: Tensor) -> Delta:
-        product = self.gate_up.norm_mlp(residual, delta, norm, eps, self.down.own)
-        if product is not None:
-            return self.down.summed(product)
-        if self.down.takes_gates(residual):
-            return self.down.add_gated_to(residual, ops.norm_linear(residual, delta, norm, eps, self.gate_up))
-        activated = ops.norm_swiglu(residual, delta, norm, eps, self.gate_up)
-        return self.down.add_to(residual, activated, next_norm=next_norm)
+    def into_residual(self, norm: Norm, gate: Gate, next_norm: Tensor) -> AddMlp:
+        whole = self.down.whole_mlp(self.gate_up, norm)
+        if whole is not None:
+            return whole
+        activated, add = self.gate_up.after_norm(norm, gate), self.down.into_residual(next_norm)
+        gated = self.down.gated_into_residual()
+        if gated is None:
+            return lambda residual, delta: add(residual, activated(residual, delta))
+        product, (gated_rows, add_gated) = self.gate_up.after_norm(norm), gated
+
+        def add_mlp(residual: Tensor, delta: Delta) -> Delta:
+            if len(residual) in gated_rows:
+                return add_gated(residual, product(residual, delta))
+            return add(residual, activated(residual, delta))
+
+        return add_mlp

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from headway.layers import quantized_gemm as gemm
 from headway.layers import skinny_gemm
-from headway.layers.linear import Delta, Linear, ScaledRows
+from headway.layers.linear import AfterNorm, Delta, Gate, IntoResidual, Linear, Norm, ScaledRows
 from headway.layers.quantized_weight import FP8, QuantizedWeight
 
 # More rows than these go another way; measured on an H200 (benchmarks/quantized_gemm.py).
@@ -28,6 +28,7 @@ MAX_WIDE_CODES_ROWS = 64  # of wide outputs, for which torch has enough tiles to
 MAX_INT8_ROWS = 512
 MAX_FLOATS_ROWS = 256
 _WIDE_OUTPUTS = 8192
+_MOST_ROWS = 2**31
 
 
 class QuantizedLinear(Linear):
@@ -40,13 +41,16 @@ class QuantizedLinear(Linear):
         self.weight = gemm.pack(weight, dtype)
         self.bias = bias
         self._is_direct = dtype.itemsize == 2 and self.weight.has_product
+        is_small = not self.weight.is_int4 or self.weight.codes.numel() <= skinny_gemm.MAX_ROW_WORDS
+        self._takes_one_row = self._is_direct and is_small
         self._multiplies_codes = self._is_direct and self.weight.takes_codes
         is_even = self.out_features % 16 == 0 and self.in_features % 16 == 0
         self._in_library = self.weight.codes.dtype == FP8 and self.weight.group_size == 0 and is_even
-        self._max_few = MAX_FLOATS_ROWS
+        self._max_few, self._codes_rows = MAX_FLOATS_ROWS, range(0)
         if self._multiplies_codes:
             in_library = MAX_CODES_ROWS if self.out_features <= _WIDE_OUTPUTS else MAX_WIDE_CODES_ROWS
             self._max_few = in_library if self._in_library else MAX_INT8_ROWS
+            self._codes_rows = range(_MOST_ROWS if self._in_library else self._max_few + 1)
         gemm.prepare(self.weight.codes.device)
 
     @property
@@ -56,48 +60,56 @@ class QuantizedLinear(Linear):
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         if self._is_one_row(x):
             return skinny_gemm.one_row(self._ordered(x), self.weight, self.bias, out=out)
-        if self._takes_codes(len(x)):
+        if len(x) in self._codes_rows:
             return self._product(*gemm.quantise_rows(x, self.weight.codes.dtype), dtype=x.dtype, out=out)
         if self._is_direct and len(x) <= self._max_few:
             return gemm.multiply_floats(self._ordered(x), self.weight, self.bias, out=out)[0]
         product = F.linear(self._ordered(x), gemm.dequantise(self.weight, x.dtype), self.bias)
         return product if out is None else out.copy_(product)
 
-    def add_to(self, residual: Tensor, x: Tensor, *, next_norm: Tensor) -> Delta:
-        if self._is_one_row(x):
-            skinny_gemm.one_row(self._ordered(x), self.weight, self.bias, residual=residual)
+    def into_residual(self, next_norm: Tensor) -> IntoResidual:
+        def add(residual: Tensor, x: Tensor) -> Delta:
+            if self._is_one_row(x):
+                skinny_gemm.one_row(self._ordered(x), self.weight, self.bias, residual=residual)
+                return None
+            if len(x) in self._codes_rows:
+                return self._add_codes(residual, *gemm.quantise_rows(x, self.weight.codes.dtype))
+            if self._is_direct and len(x) <= self._max_few:
+                norm, ordered = next_norm if len(x) <= gemm.MAX_SCALED_ROWS else None, self._ordered(x)
+                return gemm.multiply_floats(ordered, self.weight, self.bias, residual=residual, next_norm=norm)[1]
+            if self.bias is not None:
+                residual.add_(self.bias)
+            residual.addmm_(self._ordered(x), gemm.dequantise(self.weight, x.dtype).t())
             return None
-        if self._takes_codes(len(x)):
-            return self._add_codes(residual, *gemm.quantise_rows(x, self.weight.codes.dtype))
-        if self._is_direct and len(x) <= self._max_few:
-            norm = next_norm if len(x) <= gemm.MAX_SCALED_ROWS else None
-            return gemm.multiply_floats(self._ordered(x), self.weight, self.bias, residual=residual, next_norm=norm)[1]
-        if self.bias is not None:
-            residual.add_(self.bias)
-        residual.addmm_(self._ordered(x), gemm.dequantise(self.weight, x.dtype).t())
-        return None
 
-    def takes_gates(self, rows: Tensor) -> bool:
-        return len(rows) > 1 and self._takes_codes(len(rows))
+        return add
 
-    def add_gated_to(self, residual: Tensor, gate_up: Tensor) -> Delta:
-        return self._add_codes(residual, *gemm.quantise_rows(gate_up, self.weight.codes.dtype, silu=True))
+    def gated_into_residual(self) -> tuple[range, IntoResidual] | None:
+        def add(residual: Tensor, gate_up: Tensor) -> Delta:
+            return self._add_codes(residual, *gemm.quantise_rows(gate_up, self.weight.codes.dtype, silu=True))
 
-    def norm_linear(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
-        if delta is None and self._is_one_row(residual) and self.weight.order is None:
-            return skinny_gemm.one_row(residual, self.weight, self.bias, norm=norm, eps=eps)
-        if isinstance(delta, ScaledRows) and self._takes_scaled(delta):
-            return gemm.multiply_floats(delta.values, self.weight, self.bias, squares=delta.squares, eps=eps)[0]
-        if not self._takes_codes(len(residual)):
-            return None
-        added = delta if isinstance(delta, Tensor) else None
-        coded = gemm.quantise_rows(added, self.weight.codes.dtype, residual=residual, norm=norm, eps=eps)
-        return self._product(*coded, dtype=residual.dtype)
+        return (self._codes_rows[2:], add) if self._codes_rows else None
 
-    def norm_swiglu(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
-        if delta is None and self._is_one_row(residual) and self.weight.order is None:
-            return skinny_gemm.one_row(residual, self.weight, self.bias, norm=norm, eps=eps, swiglu=True)
-        return None
+    def after_norm(self, norm: Norm, gate: Gate | None = None) -> AfterNorm:
+        steps, weight, bias, eps = super().after_norm(norm), self.weight, self.bias, norm.eps
+
+        def product(residual: Tensor, delta: Delta) -> Tensor:
+            if isinstance(delta, ScaledRows) and self._takes_scaled(delta):
+                return gemm.multiply_floats(delta.values, weight, bias, squares=delta.squares, eps=eps)[0]
+            if len(residual) not in self._codes_rows:
+                return steps(residual, delta)
+            added = delta if isinstance(delta, Tensor) else None
+            coded = gemm.quantise_rows(added, weight.codes.dtype, residual=residual, norm=norm.weight, eps=eps)
+            return self._product(*coded, dtype=residual.dtype)
+
+        def run(residual: Tensor, delta: Delta) -> Tensor:
+            if delta is None and self._is_one_row(residual) and weight.order is None:
+                is_gated = gate is not None
+                return skinny_gemm.one_row(residual, weight, bias, norm=norm.weight, eps=eps, swiglu=is_gated)
+            made = product(residual, delta)
+            return made if gate is None else gate(made)
+
+        return run
 
     def _product(self, codes: Tensor, scales: Tensor, *, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """Rows of codes, multiplied."""
@@ -132,8 +144,4 @@ class QuantizedLinear(Linear):
         return is_direct and len(rows.values) <= gemm.MAX_SCALED_ROWS
 
     def _is_one_row(self, x: Tensor) -> bool:
-        is_small = not self.weight.is_int4 or self.weight.codes.numel() <= skinny_gemm.MAX_ROW_WORDS
-        return self._is_direct and len(x) == 1 and is_small
-
-    def _takes_codes(self, num_rows: int) -> bool:
-        return self._multiplies_codes and (self._in_library or num_rows <= self._max_few)
+        return self._takes_one_row and len(x) == 1

@@ -22,7 +22,7 @@ from headway.attention.paged_kernels import rope_write_kv_kernel, rounded
 from headway.attention.triton_device import await_previous, begin, dependent_launch
 from headway.kv.layer_cache import LayerKVCache
 from headway.layers import skinny_gemm
-from headway.layers.linear import Delta, ScaledRows, TorchLinear
+from headway.layers.linear import AfterNorm, Delta, Gate, IntoResidual, Norm, ScaledRows, TorchLinear
 from headway.layers.ops import Ops
 
 _SILU_BLOCK = 1024
@@ -165,7 +165,7 @@ def _contiguous(tensor: Tensor, name: str) -> Tensor:
 class TritonLinear(TorchLinear):
     """With `skinny`, few rows of half precision go to the fused matmuls of `skinny_gemm`, all others to cuBLAS.
 
-    `add_to` accumulates into the residual inside the matmul, so between layers nothing is left to add.
+    What goes into the residual is accumulated there inside the matmul, so between layers nothing is left to add.
     """
 
     adds_in_place = True
@@ -184,35 +184,38 @@ class TritonLinear(TorchLinear):
             return torch.mm(x, self.weight.t(), out=out)
         return torch.addmm(self.bias, x, self.weight.t(), out=out)
 
-    def add_to(self, residual: Tensor, x: Tensor, *, next_norm: Tensor) -> Delta:
-        if self._is_one_row(x):
-            skinny_gemm.one_row(x, self.weight, self.bias, residual=residual)
+    def into_residual(self, next_norm: Tensor) -> IntoResidual:
+        def add(residual: Tensor, x: Tensor) -> Delta:
+            if self._is_one_row(x):
+                skinny_gemm.one_row(x, self.weight, self.bias, residual=residual)
+                return None
+            if self._splits and len(x) <= skinny_gemm.MAX_SPLIT_ROWS:
+                return skinny_gemm.split_add(x, self.weight, self.bias, residual, next_norm)
+            if self.bias is not None:
+                residual.add_(self.bias)
+            residual.addmm_(x, self.weight.t())
             return None
-        if self._splits and len(x) <= skinny_gemm.MAX_SPLIT_ROWS:
-            return skinny_gemm.split_add(x, self.weight, self.bias, residual, next_norm)
-        if self.bias is not None:
-            residual.add_(self.bias)
-        residual.addmm_(x, self.weight.t())
-        return None
 
-    def norm_linear(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
-        if delta is None and self._is_one_row(residual):
-            return skinny_gemm.one_row(residual, self.weight, self.bias, norm=norm, eps=eps)
-        if isinstance(delta, ScaledRows):
-            return skinny_gemm.scaled_linear(delta, self.weight, self.bias, eps)
-        return None
+        return add
 
-    def norm_swiglu(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
-        if delta is None and self._is_one_row(residual):
-            return skinny_gemm.one_row(residual, self.weight, self.bias, norm=norm, eps=eps, swiglu=True)
-        if isinstance(delta, ScaledRows):
-            return skinny_gemm.swiglu(delta.values, self.weight, self.bias, squares=delta.squares, eps=eps)
-        return None
+    def after_norm(self, norm: Norm, gate: Gate | None = None) -> AfterNorm:
+        steps = super().after_norm(norm, gate)
+        if not self._skinny:
+            return steps
+        weight, bias, is_gated = self.weight, self.bias, gate is not None
 
-    def swiglu(self, x: Tensor) -> Tensor | None:
-        if self._skinny and len(x) <= skinny_gemm.MAX_SPLIT_ROWS:
-            return skinny_gemm.swiglu(x, self.weight, self.bias)
-        return None
+        def run(residual: Tensor, delta: Delta) -> Tensor:
+            if delta is None and len(residual) == 1:
+                return skinny_gemm.one_row(residual, weight, bias, norm=norm.weight, eps=norm.eps, swiglu=is_gated)
+            if isinstance(delta, ScaledRows):
+                if is_gated:
+                    return skinny_gemm.swiglu(delta.values, weight, bias, squares=delta.squares, eps=norm.eps)
+                return skinny_gemm.scaled_linear(delta, weight, bias, norm.eps)
+            if is_gated and len(residual) <= skinny_gemm.MAX_SPLIT_ROWS:
+                return skinny_gemm.swiglu(norm(residual, delta), weight, bias)
+            return steps(residual, delta)
+
+        return run
 
     def _is_one_row(self, x: Tensor) -> bool:
         return self._skinny and len(x) == 1

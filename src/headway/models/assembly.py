@@ -19,7 +19,7 @@ from torch import Tensor
 from headway import native
 from headway.attention.base import HeadNorms, Heads
 from headway.errors import ConfigError, CorruptModelError, MissingTensorError, OutOfMemoryError, TensorShapeError
-from headway.layers import LinearFactory, create_ops
+from headway.layers import LinearFactory
 from headway.layers.collectives import Collectives, SummedLinear
 from headway.layers.linear import Linear
 from headway.layers.ops import DenseMlp, Ops
@@ -53,23 +53,21 @@ _MAX_NAMES_SHOWN = 5
 def load_decoder(
     checkpoint: Checkpoint,
     *,
+    ops: Ops,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     quantization: str = "none",
     keeps_stored: bool = False,
-    ops: Ops | str = "auto",
     max_model_len: int | None = None,
     progress: Progress | None = None,
     ranks: Collectives | None = None,
 ) -> Decoder:
     """Read a checkpoint, or the part of it that is this rank's, into a model on `device` that computes in `dtype`.
 
-    `quantization` and `keeps_stored` say what becomes of the weights (see `LinearFactory`); `ops` is an implementation
-    or the name of one (see `create_ops`); `max_model_len` limits the rotary table.
+    `quantization` and `keeps_stored` say what becomes of the weights (see `LinearFactory`); `max_model_len` limits the
+    rotary table.
     """
     config = checkpoint.config
-    if isinstance(ops, str):
-        ops = create_ops(ops, device=device, dtype=dtype)
     factory = LinearFactory(quantization, keeps_stored=keeps_stored, device=device, dtype=dtype, kernels=ops.name)
     num_positions = config.max_position if max_model_len is None else max_model_len
     if not 0 < num_positions <= config.max_position:

@@ -6,15 +6,17 @@
         residual += mlp(norm(residual))
     hidden = norm(residual)
 
-What a projection adds to the residual may still be on its way as `delta` (see `layers/linear.py`); the next norm takes
-it. Families differ only in what is present (biases, head norms) and in numbers, all of which `DecoderConfig` says. Each
-layer has its own heads, window and rotary table; nothing here takes them to be the same in all.
+Each line of a layer is a function, chosen at load by the kinds of its weights (`LayerForms`). What a projection adds to
+the residual may still be on its way as `delta` (see `layers/linear.py`); the next norm takes it. Families differ only
+in what is present (biases, head norms) and in numbers, all of which `DecoderConfig` says. Each layer has its own heads,
+window and rotary table; nothing here takes them to be the same in all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,9 +24,17 @@ from torch import Tensor
 from headway.attention.base import AttentionBackend, HeadNorms, Heads
 from headway.errors import UnsupportedModelError
 from headway.layers.collectives import Collectives
-from headway.layers.linear import Delta, Linear
-from headway.layers.ops import Mlp, Ops
+from headway.layers.linear import AfterNorm, Delta, IntoResidual, Linear, Norm
+from headway.layers.ops import AddMlp, Mlp, Ops
 from headway.models.decoder_config import DecoderConfig
+
+
+class LayerForms(NamedTuple):
+    """What a layer's projections compute, with norms and sums, in the forms that their weights have."""
+
+    qkv: AfterNorm
+    o: IntoResidual
+    mlp: AddMlp
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,20 @@ class DecoderLayer:
     o: Linear
     post_attention_norm: Tensor
     mlp: Mlp
+
+    def forms(self, ops: Ops, eps: float, next_norm: Tensor) -> LayerForms:
+        """Choose how its projections are computed. `next_norm`: the weight of the norm behind the layer."""
+        before_mlp = Norm(self.post_attention_norm, eps, ops.norm)
+        return LayerForms(
+            qkv=self.qkv.after_norm(Norm(self.input_norm, eps, ops.norm)),
+            o=self.o.into_residual(self.post_attention_norm),
+            mlp=self.mlp.into_residual(before_mlp, ops.silu_mul, next_norm),
+        )
+
+    @property
+    def own(self) -> DecoderLayer:
+        """The same with this rank's parts as if they were the whole; see `Linear.own`."""
+        return replace(self, o=self.o.own, mlp=self.mlp.own)
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -102,7 +126,11 @@ class Decoder:
         self.norm = norm
         self.lm_head = lm_head
         self._vocabulary = vocabulary
-        self._next_norms = [layer.input_norm for layer in layers[1:]] + [norm]
+        next_norms = [*(layer.input_norm for layer in layers[1:]), norm]
+        self._forms = [
+            layer.forms(ops, config.rms_norm_eps, next_norm)
+            for layer, next_norm in zip(layers, next_norms, strict=True)
+        ]
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, attention: AttentionBackend, wanted_rows: Tensor | None = None
@@ -113,27 +141,21 @@ class Decoder:
         them, names the tokens whose hidden state is needed, in the order of the result; what follows the last layer's
         attention is computed for these alone. `None`: all. Returns [T or len(wanted_rows), hidden].
         """
-        ops, eps = self.ops, self.config.rms_norm_eps
-        last_layer = len(self.layers) - 1
+        ops, last_layer = self.ops, len(self.layers) - 1
         if self._vocabulary is None:
             residual = ops.embedding(token_ids, self.embedding)
         else:
             residual = self._vocabulary.embedding(ops, token_ids, self.embedding)
         delta: Delta = None
-        for index, layer in enumerate(self.layers):
-            qkv = ops.norm_linear(residual, delta, layer.input_norm, eps, layer.qkv)
-            attended = self._attend(index, layer, qkv, positions, attention)
+        for index, (layer, forms) in enumerate(zip(self.layers, self._forms, strict=True)):
+            attended = self._attend(index, layer, forms.qkv(residual, delta), positions, attention)
             if index == last_layer and wanted_rows is not None:
                 if not len(wanted_rows):
                     return residual[:0]
                 # The norm before qkv has taken delta, so the residual is whole.
                 attended, residual = attended.index_select(0, wanted_rows), residual.index_select(0, wanted_rows)
-            mlp_norm = layer.post_attention_norm
-            delta = layer.o.add_to(residual, attended, next_norm=mlp_norm)
-            delta = layer.mlp.add_to(
-                residual, delta, ops=ops, norm=mlp_norm, eps=eps, next_norm=self._next_norms[index]
-            )
-        return ops.norm(residual, delta, self.norm, eps)
+            delta = forms.mlp(residual, forms.o(residual, attended))
+        return ops.norm(residual, delta, self.norm, self.config.rms_norm_eps)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Rows of `forward`'s result [R, hidden] -> [R, vocab], in the dtype the model computes in.
@@ -155,6 +177,11 @@ class Decoder:
         return attention.run(
             index, self.ops.rope_write_kv(qkv, positions, slot_mapping, layer.heads, layer.head_norms, kv)
         )
+
+    @property
+    def forms_alone(self) -> LayerForms:
+        """What a first layer computes of this rank's parts, without the other ranks: to compile and to measure it."""
+        return self.layers[0].own.forms(self.ops, self.config.rms_norm_eps, self.norm)
 
     @property
     def num_bytes(self) -> int:

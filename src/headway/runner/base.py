@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from headway.attention import AttentionBackend
     from headway.models.decoder import Decoder
-    from headway.transfer.block_store import BlockTransfers
 
 
 class UnsampledStep(Protocol):
@@ -38,9 +37,6 @@ class Runner(Protocol):
     verifies_ahead: bool
     """Whether a step may be submitted before it is known how many drafts the one before has accepted: then it is the
     runner that knows how many tokens a request has, and that guesses the drafts that are given as -1."""
-
-    transfers: BlockTransfers | None
-    """What fetches and stores blocks beside the steps."""
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Run a step, or queue it on the device. A request that cannot enter the batch fails alone."""

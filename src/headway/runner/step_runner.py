@@ -40,7 +40,6 @@ from headway.runner.prompt_readings import logprobs_of_prompts, pooled_prompts
 from headway.runner.rows import RowTable, Stage, StagedStep, StepRows
 from headway.runner.sampler import PendingSample, Sampler, SamplerOutput, StepDrafts
 from headway.structured.guides import TokenMasks
-from headway.transfer.block_store import BlockTransfers
 from headway.transfer.host_blocks import HostBlocks, apply_moves
 
 logger = logging.getLogger(__name__)
@@ -63,7 +62,6 @@ class StepRunner(Generic[StagedStep]):
         verifies_ahead: bool = False,
     ) -> None:
         self.verifies_ahead = verifies_ahead
-        self.transfers: BlockTransfers | None = None
         self.decoder, self.attention = model
         self.stage = stage
         self._drafter = drafter
@@ -129,7 +127,6 @@ class StepRunner(Generic[StagedStep]):
     def shutdown(self) -> None:
         """Drop the model and its cache."""
         self._is_shut_down = True
-        self.transfers = None
         del self.decoder, self.attention, self.stage, self._stages, self._sampler, self._host_blocks, self._drafter
         del self._kv_caches
 

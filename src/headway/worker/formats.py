@@ -21,15 +21,17 @@ from pathlib import Path
 import torch
 
 from headway import native
-from headway.attention import FORMATS, KVFormat
 from headway.cache_dir import private_folder, temporary_folder, why_not_writable
 from headway.config import EngineConfig, ModelConfig
 from headway.errors import ConfigError
+from headway.kv.codes import plain_format
+from headway.kv_formats import FORMATS, KVFormat
 from headway.models.decoder_config import DecoderConfig
 from headway.settings import DeviceSettings
 
 logger = logging.getLogger(__name__)
 
+_KERNELS = {"native": "CPU", "triton": "Triton", "torch": "torch"}
 _NVIDIA_DRIVER = "/proc/driver/nvidia/version"
 # From here on (Ada, Hopper) Triton converts float8 e4m3.
 _FP8_CAPABILITY = (8, 9)
@@ -204,13 +206,14 @@ def _attention_backend(name: str, kernels: str) -> str:
 
 def _kv_format(name: str, dtype: torch.dtype, quantization: str, kernels: str, device: torch.device) -> KVFormat:
     """Settle "auto", and refuse what the kernels that will run cannot write or read."""
-    own = KVFormat.of(dtype)
+    own = plain_format(dtype)
     if name == "auto":
         # With quantised weights the exact reference is given up anyway; half the KV bytes then cost next to nothing.
-        return KVFormat.of(torch.float16) if quantization != "none" and kernels == "native" else own
+        return plain_format(torch.float16) if quantization != "none" and kernels == "native" else own
     format = FORMATS[name]
-    if kernels == "native" and name == "bfloat16":
-        raise ConfigError("kv_cache_dtype 'bfloat16' is not for the CPU kernels; use 'float16', which takes as much.")
+    if kernels not in format.kernels:
+        known = ", ".join(other.name for other in FORMATS.values() if kernels in other.kernels)
+        raise ConfigError(f"kv_cache_dtype '{name}' is not for the {_KERNELS[kernels]} kernels; use {known}.")
     if kernels != "triton":
         return format
     if not format.is_scaled and format != own:

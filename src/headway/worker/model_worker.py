@@ -4,8 +4,8 @@ worker = ModelWorker(config, checkpoint.config, eos_token_ids=...)   formats, ke
 worker.load(checkpoint)                                              weights are on the device
 free_bytes = worker.profile()                                        what the largest step leaves for KV blocks
 plan = worker.plan(free_bytes)                                       how many blocks that is; ranks agree on a number
-plan, runner = worker.allocate(plan)                                 KV blocks, those on the host, the runner
-runner.submit(output)                                                step after step
+ready = worker.allocate(plan)                                        KV blocks, those on the host, the runner
+ready.runner.submit(output)                                          step after step
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import dataclasses
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -40,6 +41,16 @@ from headway.worker.memory_plan import MemoryPlan, free_cuda_bytes, longest_requ
 # Each is of another way that a layer takes, or of another size of its programs.
 _COMPILED_ROWS = (1, 16, 64, 128, 256)
 _NUM_COMPILING = 8
+
+
+class Allocated(NamedTuple):
+    """A model that is ready to run steps."""
+
+    plan: MemoryPlan
+    """As it was carried out: with the measured time to restore a block, and what the disk holds."""
+    runner: Runner
+    transfers: BlockTransfers | None
+    """What fetches and stores blocks beside the steps, where there is host memory for them."""
 
 
 class ModelWorker:
@@ -153,9 +164,9 @@ class ModelWorker:
             free_bytes=free_bytes,
         )
 
-    def allocate(self, plan: MemoryPlan, shared: SharedSlots | None = None) -> tuple[MemoryPlan, Runner]:
-        """Lay out the KV cache as planned. Returns the layout, and what runs steps in it. `shared`: where ranks have
-        their blocks in host memory, if it is one memory."""
+    def allocate(self, plan: MemoryPlan, shared: SharedSlots | None = None) -> Allocated:
+        """Lay out the KV cache as planned. `shared`: where ranks have their blocks in host memory, if it is one
+        memory."""
         config, decoder, draft = self._config, self._decoder, self._draft
         assert decoder is not None, "load() comes first"
         models = [self._paged(plan, one) for one in (decoder, draft) if one is not None]
@@ -168,10 +179,9 @@ class ModelWorker:
                 restore_block_s=host_blocks.measure_restore(),
                 block_format=self._block_format(plan, host_blocks.slot_bytes, shared),
             )
-        transfers = None if host_blocks is None else BlockTransfers(host_blocks)
+        disk = None
         if config.cache.disk_cache and host_blocks is not None and self._is_first:
             disk = self._open_disk(plan)
-            transfers = BlockTransfers(host_blocks, disk=disk)
             plan = dataclasses.replace(
                 plan,
                 disk_bytes=config.cache.disk_cache_size,
@@ -192,8 +202,8 @@ class ModelWorker:
             num_threads=self.formats.torch_threads,
         )
         runner = create_runner(models[0], settings, draft=models[1] if draft else None, host_blocks=host_blocks)
-        runner.transfers = transfers
-        return plan, runner
+        transfers = None if host_blocks is None else BlockTransfers(host_blocks, disk=disk)
+        return Allocated(plan, runner, transfers)
 
     def _block_format(self, plan: MemoryPlan, block_bytes: int, shared: SharedSlots | None) -> BlockFormat:
         formats = self.formats
@@ -242,7 +252,7 @@ class ModelWorker:
 
 def _compile_ahead(decoder: Decoder, device: torch.device) -> None:
     """Have the kernels of a layer compiled side by side, which the first steps would wait for one after the other."""
-    layer, norm, eps, ops = decoder.layers[0], decoder.layers[0].input_norm, decoder.config.rms_norm_eps, decoder.ops
+    layer, forms = decoder.layers[0], decoder.forms_alone
 
     def rows(num_rows: int, width: int) -> torch.Tensor:
         return torch.zeros(num_rows, width, dtype=decoder.embedding.dtype, device=device)
@@ -251,12 +261,11 @@ def _compile_ahead(decoder: Decoder, device: torch.device) -> None:
         with torch.cuda.device(device), torch.inference_mode():
             residual = rows(num_rows, layer.qkv.in_features)
             if part == "qkv":
-                ops.norm_linear(residual, None, norm, eps, layer.qkv)
+                forms.qkv(residual, None)
             elif part == "o":
-                delta = layer.o.own.add_to(residual, rows(num_rows, layer.o.in_features), next_norm=norm)
-                ops.norm_linear(residual, delta, norm, eps, layer.qkv)
+                forms.qkv(residual, forms.o(residual, rows(num_rows, layer.o.in_features)))
             else:
-                layer.mlp.own.add_to(residual, None, ops=ops, norm=norm, eps=eps, next_norm=norm)
+                forms.mlp(residual, None)
 
     with ThreadPoolExecutor(_NUM_COMPILING) as pool:
         list(pool.map(run, *zip(*itertools.product(_COMPILED_ROWS, ("qkv", "o", "mlp")), strict=True)))
@@ -270,9 +279,7 @@ def _working_bytes(decoder: Decoder, device: torch.device, *, num_tokens: int, n
     before = torch.cuda.memory_allocated(device)
     with torch.inference_mode():
         hidden = torch.zeros(num_tokens, model.hidden_size, dtype=decoder.embedding.dtype, device=device)
-        layer = decoder.layers[0]
-        norm, eps = layer.input_norm, model.rms_norm_eps
-        layer.mlp.own.add_to(hidden, None, ops=decoder.ops, norm=norm, eps=eps, next_norm=norm)
+        decoder.forms_alone.mlp(hidden, None)
         decoder.lm_head(hidden[:num_rows])
         logits = torch.empty(num_rows, model.vocab_size, device=device)
         # Room for what sampling may add to the logits (a float32 copy, logprobs, what each row has seen; float64 sums

@@ -23,11 +23,11 @@ from headway.layers.collectives import Collectives, Meeting
 from headway.loader import open_checkpoint
 from headway.models.assembly import Progress
 from headway.models.checkpoint import Checkpoint
-from headway.runner import Runner, UnsampledStep
+from headway.runner import UnsampledStep
 from headway.structured.guides import TokenMasks
 from headway.transfer.host_blocks import SharedSlots
 from headway.worker.memory_plan import MemoryPlan
-from headway.worker.model_worker import ModelWorker
+from headway.worker.model_worker import Allocated, ModelWorker
 from headway.worker.rank_start import RankStart
 
 # ---- what rank 0 says, and what the others answer -------------------------------------------------------------------
@@ -137,7 +137,7 @@ class RankWorker:
         )
         return Loaded(self._worker.plan(self._worker.profile()), kernels)
 
-    def allocate(self, layout: Layout) -> tuple[MemoryPlan, Runner]:
+    def allocate(self, layout: Layout) -> Allocated:
         """Lay out the KV cache as all ranks do."""
         start = self._start
         shared = None if start.slots < 0 else SharedSlots(start.slots, layout.part_bytes, start.rank)
@@ -156,17 +156,18 @@ def serve(start: RankStart, connection: Connection, meeting: Meeting | None) -> 
             draft = open_checkpoint(model.draft_model, model.load_format, seed=model.seed)
         worker = RankWorker(start, collectives, checkpoint, draft)
         connection.send(worker.loaded())
-        _, runner = worker.allocate(connection.recv())
+        ready = worker.allocate(connection.recv())
         connection.send(Signal.READY)
     except HeadwayError as error:
         connection.send(error)
         raise
-    _run_steps(runner, connection, max_in_flight=start.max_in_flight)
-    runner.shutdown()
+    _run_steps(ready, connection, max_in_flight=start.max_in_flight)
+    ready.runner.shutdown()
     collectives.close()
 
 
-def _run_steps(runner: Runner, connection: Connection, *, max_in_flight: int) -> None:
+def _run_steps(ready: Allocated, connection: Connection, *, max_in_flight: int) -> None:
+    runner, transfers = ready.runner, ready.transfers
     pending: deque[PendingStep] = deque()
     forwarded: UnsampledStep | None = None
 
@@ -191,8 +192,8 @@ def _run_steps(runner: Runner, connection: Connection, *, max_in_flight: int) ->
             case Move(moves):
                 runner.move(moves)
             case Settle(slots):
-                assert runner.transfers is not None
-                runner.transfers.slots.settle(slots)
+                assert transfers is not None
+                transfers.slots.settle(slots)
                 connection.send(Signal.SETTLED)
             case Signal.WARM_UP:
                 runner.warm_up()

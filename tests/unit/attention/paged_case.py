@@ -21,10 +21,12 @@ from torch import Tensor
 
 from tests.triton_device import DEVICE  # isort: split
 
-from headway.attention import FORMATS, AttentionBatch, KVFormat
+from headway.attention import AttentionBatch
 from headway.attention.base import NO_REQUEST, NUM_PART_COLUMNS, DividesWork, HeadNorms, Heads
 from headway.attention.triton_paged import TritonPagedAttention
+from headway.kv.codes import plain_format
 from headway.kv.layer_cache import LayerKVCache
+from headway.kv_formats import FORMATS, KVFormat
 from headway.layers.triton_ops import TritonOps
 
 Length = tuple[int, int]
@@ -53,7 +55,7 @@ class Shape:
 
     @property
     def format(self) -> KVFormat:
-        return KVFormat.of(self.dtype) if self.quantised is None else FORMATS[self.quantised]
+        return plain_format(self.dtype) if self.quantised is None else FORMATS[self.quantised]
 
     @property
     def num_heads(self) -> int:
@@ -171,7 +173,7 @@ class PagedCase:
             if self.cache.scales is not None:
                 poison(self.cache.scales[block, :, offset])
         separate = copy.copy(self)
-        separate.cache = LayerKVCache(*(tensor.clone() for tensor in self.cache.tensors))
+        separate.cache = LayerKVCache(shape.format, *(tensor.clone() for tensor in self.cache.tensors))
         q = TritonOps().rope_write_kv(qkv[: len(chosen)], _int32(lasts), _int32(slots), heads, norms, separate.cache)
         separate._queries = list(q.split(1))
 

@@ -73,19 +73,10 @@ def zeros(dtype: torch.dtype, **options: Any) -> LayerKVCache:
     return LayerKVCache.zeros(5, 2, 8, 4, dtype=dtype, **options)
 
 
-@pytest.mark.parametrize(
-    ("name", "cache", "expected"),
-    [
-        ("torch_padded", zeros(F32), "torch_padded"),
-        ("torch_reference", zeros(F32), "torch_reference"),
-        ("auto", zeros(BF16), "torch_padded"),
-        ("auto", zeros(F32), "cpu" if native.is_available() else "torch_padded"),
-        ("auto", zeros(F32, token_major=True), "torch_padded"),
-    ],
-)
-def test_backend_of_a_name(name: str, cache: LayerKVCache, expected: str) -> None:
-    backend = create_backend(name, caches := [cache], 2)
-    assert (backend.name, backend.kv_caches) == (expected, caches)
+@pytest.mark.parametrize("name", ["torch_padded", "torch_reference"])
+def test_backend_of_a_name(name: str) -> None:
+    backend = create_backend(name, caches := [zeros(F32)], 2)
+    assert (backend.name, backend.kv_caches) == (name, caches)
 
 
 def test_refusals() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from headway.cli.main import main
 from headway.config import EngineConfig
+from headway.layers import create_ops
 from headway.loader import open_checkpoint
 from headway.models import load_decoder
 from headway.models.checkpoint import Checkpoint
@@ -36,9 +37,8 @@ def test_weights_are_as_large_as_planned(quantization: str, tied: bool, tmp_path
         )
     checkpoint = open_checkpoint(path)
     formats = planned_formats(EngineConfig.from_options(device="cpu", quantization=quantization), checkpoint.config)
-    decoder = load_decoder(
-        checkpoint, quantization=formats.quantization, keeps_stored=formats.keeps_stored, ops=formats.kernels
-    )
+    ops = create_ops(formats.kernels, device="cpu", dtype=formats.dtype)
+    decoder = load_decoder(checkpoint, ops=ops, quantization=formats.quantization, keeps_stored=formats.keeps_stored)
     estimate = estimated_weights(checkpoint, formats, checkpoint.config.max_position)
     assert estimate == pytest.approx(decoder.num_bytes, rel=0.1)
 

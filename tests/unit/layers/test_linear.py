@@ -7,7 +7,7 @@ import torch
 
 from tests.triton_device import DEVICE  # isort: split
 
-from headway import layers, native
+from headway import native
 from headway.errors import ConfigError
 from headway.layers import LinearFactory, create_ops
 from headway.layers.linear import TorchLinear
@@ -65,39 +65,16 @@ def test_every_kind_tells_its_size_and_writes_where_it_is_told(kind: type, with_
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "expected"),
-    [
-        ("torch", F32, "torch"),
-        ("torch", BF16, "torch"),
-        ("auto", F32, "native" if native.is_available() else "torch"),
-        ("auto", BF16, "torch"),
-    ],
-)
-def test_ops_on_the_cpu(name: str, dtype: torch.dtype, expected: str) -> None:
-    assert create_ops(name, device="cpu", dtype=dtype).name == expected
-
-
-@pytest.mark.parametrize(
     ("name", "device", "dtype", "message"),
     [
         ("native", "cpu", F16, "native ops run in float32"),
         ("native", "cuda", F32, "native ops run in float32"),
-        ("cuda", "cpu", F32, "unknown ops 'cuda'; valid names are auto, native, torch, triton"),
+        ("cuda", "cpu", F32, "unknown ops 'cuda'; valid names are native, torch, triton"),
     ],
 )
 def test_ops_that_are_refused(name: str, device: str, dtype: torch.dtype, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         create_ops(name, device=device, dtype=dtype)
-
-
-def test_auto_on_cuda_is_triton_where_the_package_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        assert create_ops("auto", device="cuda", dtype=dtype).name == "triton"
-    assert create_ops("auto", device="cuda", dtype=torch.float64).name == "torch"
-    monkeypatch.setattr(layers, "_triton_available", lambda: False)
-    assert create_ops("auto", device="cuda", dtype=torch.bfloat16).name == "torch"
-    with pytest.raises(ConfigError, match="the package triton, which is not installed"):
-        create_ops("triton", device="cuda", dtype=torch.bfloat16)
 
 
 def test_triton_runs_on_cuda_or_in_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,3 +85,6 @@ def test_triton_runs_on_cuda_or_in_its_interpreter(monkeypatch: pytest.MonkeyPat
         create_ops("triton", device="cpu", dtype=torch.float32)
     with pytest.raises(ConfigError, match="not in torch.float64"):
         create_ops("triton", device="cuda", dtype=torch.float64)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="the package triton, which is not installed"):
+        create_ops("triton", device="cuda", dtype=BF16)

@@ -10,7 +10,7 @@ import torch
 from tests.triton_device import DEVICE, ON_GPU, choose  # isort: split
 
 from headway.layers import LinearFactory, quantized_weight
-from headway.layers.linear import Linear, TorchLinear
+from headway.layers.linear import Linear, Norm, TorchLinear
 from headway.layers.ops import DenseMlp, Ops, TorchOps
 from headway.layers.quantized_linear import QuantizedLinear
 from headway.layers.quantized_weight import QuantizedWeight, quantise, stacked
@@ -31,11 +31,12 @@ def step(ops: Ops, linears: list[Linear], norms: list[torch.Tensor], x: torch.Te
     """Projection, its sum, the MLP and the next layer's projection: all ways that a residual takes."""
     qkv, o, gate_up, down = linears
     residual = x.clone()
-    first = ops.norm_linear(residual, None, norms[0], EPS, qkv)
-    delta = o.add_to(residual, first[:, :HIDDEN].contiguous(), next_norm=norms[1])
-    mlp = DenseMlp(gate_up, down)
-    delta = mlp.add_to(residual, delta, ops=ops, norm=norms[1], eps=EPS, next_norm=norms[0])
-    second = ops.norm_linear(residual, delta, norms[0], EPS, qkv)
+    before, behind = (Norm(weight, EPS, ops.norm) for weight in norms)
+    project = qkv.after_norm(before)
+    first = project(residual, None)
+    delta = o.into_residual(norms[1])(residual, first[:, :HIDDEN].contiguous())
+    delta = DenseMlp(gate_up, down).into_residual(behind, ops.silu_mul, norms[0])(residual, delta)
+    second = project(residual, delta)
     return [first, second, residual]
 
 

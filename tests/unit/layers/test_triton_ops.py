@@ -15,10 +15,11 @@ from torch import Tensor
 
 from tests.triton_device import DEVICE, ON_GPU, choose  # isort: split
 
-from headway.attention import FORMATS, HeadNorms, Heads, KVFormat
+from headway.attention import HeadNorms, Heads
 from headway.kv.layer_cache import LayerKVCache
+from headway.kv_formats import FORMATS, KVFormat
 from headway.layers import skinny_gemm
-from headway.layers.linear import TorchLinear
+from headway.layers.linear import Norm, TorchLinear
 from headway.layers.ops import TorchOps
 from headway.layers.triton_ops import TritonLinear, TritonOps, meet
 from headway.loader import open_checkpoint
@@ -145,7 +146,7 @@ class RopeCase:
         kv = self.expected_kv
         arguments = (self.heads, self.norms)
         EXPECTED.rope_write_kv(self.qkv[real], self.positions[real], self.slots[real], *arguments, kv)
-        elsewhere = LayerKVCache(*(torch.zeros_like(tensor) for tensor in kv.tensors))
+        elsewhere = LayerKVCache(kv.format, *(torch.zeros_like(tensor) for tensor in kv.tensors))
         return EXPECTED.rope_write_kv(self.qkv, self.positions, torch.arange(4, device=DEVICE), *arguments, elsewhere)
 
     def check(self) -> None:
@@ -255,11 +256,12 @@ def test_what_the_kernels_would_read_wrongly_is_refused() -> None:
 def test_a_linear_without_fused_forms_leaves_its_product_to_the_next_norm() -> None:
     x, residual, weight = randn(5, 48), randn(5, 32), randn(32)
     down, qkv = TorchLinear(randn(32, 48)), TorchLinear(randn(20, 32))
-    delta = down.add_to(residual, x, next_norm=weight)
+    delta = down.into_residual(weight)(residual, x)
     assert isinstance(delta, Tensor) and torch.equal(delta, down(x))
     total = residual + delta
-    expected = EXPECTED.norm_linear(total, None, weight, EPS, qkv)
-    torch.testing.assert_close(OPS.norm_linear(residual, delta, weight, EPS, qkv), expected, rtol=1e-5, atol=1e-5)
+    expected = qkv(EXPECTED.norm(total, None, weight, EPS))
+    product = qkv.after_norm(Norm(weight, EPS, OPS.norm))(residual, delta)
+    torch.testing.assert_close(product, expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(residual, total)
 
 
@@ -272,7 +274,8 @@ def skinny_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         function = getattr(skinny_gemm, name)
 
         def call(*arguments: object, **options: object) -> Tensor | None:
-            fused = [option for option, value in options.items() if option != "eps" and value is not None]
+            given = (option for option, value in options.items() if value is not None and value is not False)
+            fused = [option for option in given if option != "eps"]
             calls.append(" ".join([name, *fused]))
             return function(*arguments, **options)
 
@@ -303,12 +306,15 @@ def test_few_rows_go_to_the_fused_matmuls(skinny_calls: list[str], rows: int, fu
     residual, weight = randn(rows, 32, dtype=dtype), randn(32, dtype=dtype)
     linear = TritonLinear(randn(32, 32, dtype=dtype), randn(32, dtype=dtype))
     gate_up = TritonLinear(randn(16, 32, dtype=dtype) / 4)
+    norm = Norm(weight, EPS, OPS.norm)
+    product, activated = linear.after_norm(norm), gate_up.after_norm(norm, OPS.silu_mul)
     plain, plain_gate_up = TorchLinear(linear.weight, linear.bias), TorchLinear(gate_up.weight)
-    near_half(OPS.norm_linear(residual, None, weight, EPS, linear), plain(EXPECTED.norm(residual, None, weight, EPS)))
-    activated = OPS.norm_swiglu(residual, None, weight, EPS, gate_up)
-    near_half(activated, EXPECTED.norm_swiglu(residual, None, weight, EPS, plain_gate_up))
+    plain_norm = Norm(weight, EPS, EXPECTED.norm)
+    wanted, wanted_gated = plain.after_norm(plain_norm), plain_gate_up.after_norm(plain_norm, EXPECTED.silu_mul)
+    near_half(product(residual, None), wanted(residual, None))
+    near_half(activated(residual, None), wanted_gated(residual, None))
     x, before = randn(rows, 32, dtype=dtype), residual.clone()
-    delta = linear.add_to(residual, x, next_norm=weight)
+    delta = linear.into_residual(weight)(residual, x)
     near_half(residual, before + plain(x))
     out = torch.full((rows + 1, 16), 9.0, dtype=dtype, device=DEVICE)
     assert gate_up(x, out[:rows]).data_ptr() == out.data_ptr()
@@ -316,10 +322,9 @@ def test_few_rows_go_to_the_fused_matmuls(skinny_calls: list[str], rows: int, fu
     assert (out[rows] == 9.0).all()
     # What the sum has left to the next norm, whichever of the three follows it.
     total = residual.clone()
-    near_half(OPS.norm(residual, delta, weight, EPS), EXPECTED.norm(total, None, weight, EPS))
-    near_half(OPS.norm_linear(residual, delta, weight, EPS, linear), plain(EXPECTED.norm(total, None, weight, EPS)))
-    activated = OPS.norm_swiglu(residual, delta, weight, EPS, gate_up)
-    near_half(activated, EXPECTED.norm_swiglu(total, None, weight, EPS, plain_gate_up))
+    near_half(norm(residual, delta), plain_norm(total, None))
+    near_half(product(residual, delta), wanted(total, None))
+    near_half(activated(residual, delta), wanted_gated(total, None))
     assert torch.equal(residual, total)
     assert skinny_calls == fused
 
@@ -327,8 +332,8 @@ def test_few_rows_go_to_the_fused_matmuls(skinny_calls: list[str], rows: int, fu
 def test_a_delta_is_added_by_the_norm_kernel(skinny_calls: list[str]) -> None:
     residual, delta, weight = (randn(*shape, dtype=torch.float16) for shape in ((1, 32), (1, 32), (32,)))
     linear, total = TritonLinear(randn(8, 32, dtype=torch.float16)), residual + delta
-    plain = TorchLinear(linear.weight)
-    near_half(OPS.norm_linear(residual, delta, weight, EPS, linear), plain(EXPECTED.norm(total, None, weight, EPS)))
+    product = linear.after_norm(Norm(weight, EPS, OPS.norm))(residual, delta)
+    near_half(product, TorchLinear(linear.weight)(EXPECTED.norm(total, None, weight, EPS)))
     assert torch.equal(residual, total)
     assert skinny_calls == ["one_row"]
 
@@ -337,10 +342,11 @@ def test_without_skinny_matmuls_and_in_float32_cublas_takes_all(skinny_calls: li
     for skinny, dtype in ((False, torch.float16), (True, torch.float32)):
         residual, weight = randn(1, 32, dtype=dtype), randn(32, dtype=dtype)
         linear = TritonLinear(randn(32, 32, dtype=dtype), skinny=skinny)
-        OPS.norm_linear(residual, None, weight, EPS, linear)
-        OPS.norm_swiglu(residual, None, weight, EPS, linear)
+        norm = Norm(weight, EPS, OPS.norm)
+        linear.after_norm(norm)(residual, None)
+        linear.after_norm(norm, OPS.silu_mul)(residual, None)
         linear(residual)
-        linear.add_to(residual, residual.clone(), next_norm=weight)
+        linear.into_residual(weight)(residual, residual.clone())
     assert not skinny_calls
 
 

@@ -120,7 +120,7 @@ def test_refusals(
 ) -> None:
     damage(save_folder(hf_model(family), tmp_path))
     with pytest.raises(error, match=message):
-        load_decoder(open_checkpoint(tmp_path), **options)
+        load(tmp_path, **options)
 
 
 def test_values_that_only_float16_cannot_hold_are_taken(folder: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_scale_that_is_no_number_is_refused_with_its_tensor(tmp_path: Path) ->
     data[tensor.data_offset : tensor.data_offset + 2] = b"\x00\x7c"  # infinity
     path.write_bytes(data)
     with pytest.raises(CorruptModelError, match=r"tensor model\.layers\.1\.mlp\.up_proj\.weight has values"):
-        load_decoder(open_checkpoint(path), quantization="int8")
+        load(path, quantization="int8")
 
 
 @pytest.mark.parametrize("keeps_stored", [False, True])
@@ -221,6 +221,6 @@ def test_a_tied_table_counts_once(tmp_path: Path, keeps_stored: bool) -> None:
     """Also where the output layer reads its codes beside the floats of the embedding."""
     model = hf_model("llama_tied")
     path = save_gguf(model, tmp_path / "m.gguf", quantization=gguf.GGMLQuantizationType.Q8_0)
-    checkpoint, seen = open_checkpoint(path), []
-    load_decoder(checkpoint, quantization="int8", keeps_stored=keeps_stored, progress=lambda *at: seen.append(at))
-    assert seen[-1] == (checkpoint.num_bytes, checkpoint.num_bytes)
+    num_bytes, seen = open_checkpoint(path).num_bytes, []
+    load(path, quantization="int8", keeps_stored=keeps_stored, progress=lambda *at: seen.append(at))
+    assert seen[-1] == (num_bytes, num_bytes)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from headway.errors import UnsupportedModelError
-from headway.layers.linear import Delta, Linear, TorchLinear
-from headway.layers.ops import Ops, TorchOps
+from headway.layers.linear import Gate, Linear, Norm, TorchLinear
+from headway.layers.ops import AddMlp, TorchOps
 from headway.loader import open_checkpoint
 from headway.models import Decoder, load_decoder
 from headway.models.decoder import DecoderLayer
@@ -80,8 +80,8 @@ class NoMlp:
 
     linears: tuple[Linear, ...] = ()
 
-    def add_to(self, residual: Tensor, delta: Delta, *, ops: Ops, norm: Tensor, eps: float, next_norm: Tensor) -> Delta:
-        return delta
+    def into_residual(self, norm: Norm, gate: Gate, next_norm: Tensor) -> AddMlp:
+        return lambda residual, delta: delta
 
 
 def test_the_mlp_is_any_object_that_adds_to_the_residual(decoder: Decoder) -> None:

@@ -10,7 +10,8 @@ import torch
 import transformers
 
 from headway import native
-from headway.layers.ops import TorchOps
+from headway.layers.native_ops import NativeOps
+from headway.layers.ops import Ops, TorchOps
 from headway.loader import open_checkpoint
 from headway.models import Decoder, load_decoder
 from tests.unit.models.harness import HandRequest, Harness
@@ -61,7 +62,7 @@ def test_requests_of_one_batch_do_not_mix(family: tuple[object, Decoder], backen
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_native_kernels_give_the_same_logits_to_the_bit_in_any_chunking(tmp_path: Path, name: str) -> None:
     model = hf_model(name)
-    decoder = load_decoder(open_checkpoint(save_folder(model, tmp_path)), ops="native")
+    decoder = load_decoder(open_checkpoint(save_folder(model, tmp_path)), ops=NativeOps())
     prompt = random_prompt(60)
     whole = Harness(decoder, backend="cpu").prompt_logits(prompt)
     torch.testing.assert_close(whole, hf_logits(model, prompt), atol=ATOL, rtol=1e-5)
@@ -77,15 +78,16 @@ def test_native_kernels_give_the_same_logits_to_the_bit_in_any_chunking(tmp_path
         pytest.param("llama_tied", {"quantization": "int8"}, "cpu", 0.05, marks=needs_native),
         pytest.param("qwen2", {"quantization": "int8"}, "cpu", 0.05, marks=needs_native),
         pytest.param("qwen3", {"quantization": "int8"}, "cpu", 0.05, marks=needs_native),
-        ("qwen3", {"dtype": torch.bfloat16, "ops": "torch"}, "torch_reference", 0.03),
-        ("qwen3", {"dtype": torch.bfloat16, "ops": "torch"}, "torch_padded", 0.03),
+        ("qwen3", {"dtype": torch.bfloat16}, "torch_reference", 0.03),
+        ("qwen3", {"dtype": torch.bfloat16}, "torch_padded", 0.03),
     ],
 )
 def test_fewer_bits_are_near_float32(
     tmp_path: Path, name: str, options: dict[str, Any], backend: str, limit: float
 ) -> None:
     model, prompt = hf_model(name), random_prompt(40)
-    decoder = load_decoder(open_checkpoint(save_folder(model, tmp_path)), **options)
+    ops = NativeOps() if backend == "cpu" else TorchOps()
+    decoder = load_decoder(open_checkpoint(save_folder(model, tmp_path)), ops=ops, **options)
     expected = hf_logits(model, prompt)
     logits = Harness(decoder, backend=backend).prompt_logits(prompt, chunk_size=9)
     assert (logits - expected).norm() / expected.norm() < limit
@@ -101,7 +103,7 @@ def test_half_precision_files_compute_in_float32(tmp_path: Path, stored: torch.d
     torch.testing.assert_close(logits, hf_logits(widened, prompt), atol=ATOL, rtol=1e-5)
 
 
-KINDS = [("torch", "torch_reference"), ("torch", "torch_padded"), pytest.param("native", "cpu", marks=needs_native)]
+KINDS = [(TorchOps, "torch_reference"), (TorchOps, "torch_padded"), pytest.param(NativeOps, "cpu", marks=needs_native)]
 
 
 def batch() -> list[tuple[HandRequest, int]]:
@@ -110,12 +112,12 @@ def batch() -> list[tuple[HandRequest, int]]:
 
 @pytest.mark.parametrize(("ops", "backend"), KINDS)
 @pytest.mark.parametrize("wanted", [[6, 7, 19], [19, 0, 7, 7], list(range(20)), [3], []])
-def test_wanted_rows_are_rows_of_the_whole(tmp_path: Path, ops: str, backend: str, wanted: list[int]) -> None:
-    decoder = load_decoder(open_checkpoint(save_folder(hf_model("qwen3"), tmp_path)), ops=ops)
+def test_wanted_rows_are_rows_of_the_whole(tmp_path: Path, ops: type[Ops], backend: str, wanted: list[int]) -> None:
+    decoder = load_decoder(open_checkpoint(save_folder(hf_model("qwen3"), tmp_path)), ops=ops())
     whole_run, part_run = Harness(decoder, backend=backend), Harness(decoder, backend=backend)
     whole, part = whole_run.hidden(batch()), part_run.hidden(batch(), wanted)
     assert part.shape == (len(wanted), decoder.config.hidden_size)
-    if ops == "native":
+    if ops is NativeOps:
         assert torch.equal(part, whole[wanted])
     else:
         torch.testing.assert_close(part, whole[wanted], rtol=1e-5, atol=2e-6)
@@ -126,7 +128,7 @@ def test_wanted_rows_are_rows_of_the_whole(tmp_path: Path, ops: str, backend: st
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_logits_keep_the_dtype_of_the_model(tmp_path: Path, dtype: torch.dtype) -> None:
-    decoder = load_decoder(open_checkpoint(save_folder(hf_model("qwen3"), tmp_path)), ops="torch", dtype=dtype)
+    decoder = load_decoder(open_checkpoint(save_folder(hf_model("qwen3"), tmp_path)), ops=TorchOps(), dtype=dtype)
     hidden = Harness(decoder).hidden(batch(), [0, 5])
     logits = decoder.logits(hidden)
     assert logits.dtype == dtype

@@ -14,8 +14,8 @@ from torch import Tensor
 from headway.attention.base import AttentionBatch, HeadNorms, Heads
 from headway.attention.cpu import CpuAttention
 from headway.errors import ConfigError
-from headway.kv.kv_format import FORMATS, KVFormat
 from headway.kv.layer_cache import LayerKVCache
+from headway.kv_formats import FORMATS, KVFormat
 from headway.layers.native_ops import NativeOps
 from headway.native.lib import NativeLibrary
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from headway.layers.linear import Norm
 from headway.layers.native_ops import Float32Linear, Int4Linear, Int8Linear, NativeOps, PackedLinear
 from headway.layers.quantized_weight import QuantizedWeight, quantise
 from headway.native.lib import NativeLibrary
+
+
+def refused(*_: object) -> torch.Tensor:
+    raise AssertionError("the steps are not taken one by one")
 
 
 def layers() -> list[PackedLinear]:
@@ -23,10 +28,9 @@ def test_fused_forms_are_the_steps(fast: NativeLibrary, rows: int, with_delta: b
         residual, delta = torch.randn(rows, 96), torch.randn(rows, 96) if with_delta else None
         residuals = [residual.clone() for _ in range(3)]
         product = layer(ops.norm(residuals[0], delta, norm, 1e-5))
-        fused = layer.norm_linear(residuals[1], delta, norm, 1e-5)
-        gated = layer.norm_swiglu(residuals[2], delta, norm, 1e-5)
-        assert fused is not None and torch.equal(fused, product)
-        assert gated is not None and torch.equal(gated, ops.silu_mul(product))
+        fused = layer.after_norm(Norm(norm, 1e-5, refused))(residuals[1], delta)
+        gated = layer.after_norm(Norm(norm, 1e-5, refused), refused)(residuals[2], delta)
+        assert torch.equal(fused, product) and torch.equal(gated, ops.silu_mul(product))
         assert torch.equal(residuals[0], residuals[1]) and torch.equal(residuals[0], residuals[2])
 
 
@@ -34,7 +38,9 @@ def test_inputs_that_are_put_in_order_take_the_steps(fast: NativeLibrary) -> Non
     codes = torch.randint(-8, 8, (16, 64), dtype=torch.int8)
     groups = torch.arange(64).flip(0) // 32
     layer = Int4Linear(QuantizedWeight(codes, torch.rand(16, 2), groups=groups, tile=(1, 32), bits=4))
-    assert layer.norm_linear(torch.randn(2, 64), None, torch.rand(64), 1e-5) is None
+    residual, norm = torch.randn(2, 64), Norm(torch.rand(64), 1e-5, NativeOps().norm)
+    assert torch.equal(layer.after_norm(norm)(residual, None), layer(norm(residual, None)))
+    assert layer.whole_mlp(Int8Linear(torch.randn(128, 96)), norm) is None
 
 
 def test_wrong_inputs_are_refused(fast: NativeLibrary) -> None:
@@ -46,7 +52,7 @@ def test_wrong_inputs_are_refused(fast: NativeLibrary) -> None:
         (torch.randn(2, 64), torch.randn(2, 64).half(), norm),
     ):
         with pytest.raises(ValueError):
-            layer.norm_linear(residual, delta, weight, 1e-5)
+            layer.after_norm(Norm(weight, 1e-5, refused))(residual, delta)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5, 70])
@@ -60,9 +66,9 @@ def test_an_mlp_is_its_steps(fast: NativeLibrary, rows: int) -> None:
     ):
         residual, delta = torch.randn(rows, 96), torch.randn(rows, 96)
         residuals = [residual.clone(), residual.clone()]
-        activated = gate_up.norm_swiglu(residuals[0], delta, norm, 1e-5)
-        product = gate_up.norm_mlp(residuals[1], delta, norm, 1e-5, down)
-        assert activated is not None and product is not None
-        assert torch.equal(product, down(activated)) and torch.equal(residuals[0], residuals[1])
+        activated = gate_up.after_norm(Norm(norm, 1e-5, refused), refused)(residuals[0], delta)
+        whole = down.whole_mlp(gate_up, Norm(norm, 1e-5, refused))
+        assert whole is not None and torch.equal(whole(residuals[1], delta), down(activated))
+        assert torch.equal(residuals[0], residuals[1])
     with pytest.raises(ValueError, match="128 gates and values for a layer of 96 inputs"):
-        Int8Linear(up).norm_mlp(torch.randn(2, 96), None, norm, 1e-5, Int8Linear(torch.randn(8, 96)))
+        Int8Linear(torch.randn(8, 96)).whole_mlp(Int8Linear(up), Norm(norm, 1e-5, refused))

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from headway.attention import HeadNorms, Heads
-from headway.kv.kv_format import FORMATS
 from headway.kv.layer_cache import LayerKVCache
+from headway.kv_formats import FORMATS
 from headway.layers.native_ops import NativeOps
 from headway.layers.ops import TorchOps
 from headway.native.lib import NativeLibrary
+
+INT8 = FORMATS["int8"]
 
 
 def norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -134,13 +136,13 @@ def test_codes_and_scales_are_those_of_the_reference(
     TorchOps().rope_write_kv(qkv, at, slots, heads, None, expected)
     for got, wanted in zip(cache.tensors, expected.tensors, strict=True):
         assert torch.equal(got.view(torch.uint8), wanted.view(torch.uint8))
-    assert cache.v_scale is not None and cache.v_scale.isnan().sum() == 1
+    assert cache.scales is not None and cache.scales[..., 1].isnan().sum() == 1
 
 
 def test_a_quantised_token_does_not_depend_on_the_batch(library: NativeLibrary) -> None:
     heads, slots = Heads(9, 3, 64, torch.randn(50, 64), 1e-6), torch.randperm(160)[:90]
     qkv, positions = torch.randn(90, heads.qkv_size), torch.randint(0, 50, (90,))
-    together, alone = (LayerKVCache.zeros(10, 3, 64, 16, dtype=FORMATS["int8"]) for _ in range(2))
+    together, alone = (LayerKVCache.zeros(10, 3, 64, 16, dtype=INT8) for _ in range(2))
     ops = NativeOps(library)
     ops.rope_write_kv(qkv, positions, slots, heads, None, together)
     for t in range(90):
@@ -153,9 +155,9 @@ def test_wrong_inputs_are_refused(fast: NativeLibrary) -> None:
     ops, at = NativeOps(), torch.zeros(2, dtype=torch.int64)
     heads = Heads(1, 1, 8, torch.zeros(9, 8), 0.0)
     for cache, message in (
-        (LayerKVCache.zeros(1, 1, 8, 4, dtype=torch.bfloat16), "key cache"),
+        (LayerKVCache.zeros(1, 1, 8, 4, dtype=torch.bfloat16), "no cache in bfloat16"),
         (LayerKVCache.zeros(1, 1, 8, 4, dtype=torch.float32, token_major=True), "key cache .*not token_major"),
-        (LayerKVCache(*(torch.zeros(1, 1, *shape, dtype=torch.int8) for shape in ((8, 4), (4, 8)))), "has no scales"),
+        (LayerKVCache(INT8, *(torch.zeros(1, 1, *shape, dtype=torch.int8) for shape in ((8, 4), (4, 8)))), "no scales"),
     ):
         with pytest.raises(ValueError, match=message):
             ops.rope_write_kv(torch.zeros(2, 24), at, at, heads, None, cache)

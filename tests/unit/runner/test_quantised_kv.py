@@ -86,7 +86,7 @@ def test_the_cache_holds_more_tokens_in_the_same_memory(tiny: TinyLLM) -> None:
 
 
 def test_what_the_kernels_cannot_do_is_refused(tiny: TinyLLM) -> None:
-    with pytest.raises(ConfigError, match="'bfloat16' is not for the CPU kernels; use 'float16'"):
+    with pytest.raises(ConfigError, match="'bfloat16' is not for the CPU kernels; use float32, float16"):
         tiny.on_cpu(kv_cache_dtype="bf16")
     with pytest.raises(ConfigError, match="'float16' does not go with the Triton kernels and a model in float32"):
         tiny.on_gpu(kv_cache_dtype="float16")

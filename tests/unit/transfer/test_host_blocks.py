@@ -9,9 +9,9 @@ import torch
 
 from tests.triton_device import DEVICE, ON_GPU  # isort: split
 
-from headway.attention import FORMATS
 from headway.core.kv.moves import BlockMoves
 from headway.kv.layer_cache import LayerKVCache
+from headway.kv_formats import FORMATS
 from headway.transfer.host_blocks import HostBlocks, _as_bytes, apply_moves
 from headway.transfer.staged_copies import BlockLayout, move_blocks
 

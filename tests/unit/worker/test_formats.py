@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from headway import native
-from headway.attention import FORMATS, KVFormat
 from headway.cache_dir import why_not_writable
 from headway.config import EngineConfig
 from headway.errors import ConfigError
+from headway.kv.codes import plain_format
+from headway.kv_formats import FORMATS
 from headway.worker import formats
 from headway.worker.formats import Formats, choose_device, choose_formats, keep_compiled_kernels
 
@@ -59,10 +60,10 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cpu_quantises_unless_a_dtype_was_asked_for() -> None:
     auto = chosen("cpu")
     assert (auto.dtype, auto.quantization, auto.kernels) == (torch.float32, "int8", "native")
-    assert (auto.attention_backend, auto.kv_format) == ("cpu", KVFormat.of(torch.float16))
+    assert (auto.attention_backend, auto.kv_format) == ("cpu", plain_format(torch.float16))
     assert str(auto) == "int8 weights, float32 activations"
     exact = chosen("cpu", dtype="float32")
-    assert (exact.quantization, exact.kernels, exact.kv_format) == ("none", "native", KVFormat.of(torch.float32))
+    assert (exact.quantization, exact.kernels, exact.kv_format) == ("none", "native", plain_format(torch.float32))
     assert str(exact) == "float32"
     assert chosen("cpu", dtype="float32", quantization="int8").quantization == "int8"
     assert chosen("cpu", quantization="none").quantization == "none"
@@ -72,7 +73,7 @@ def test_a_cpu_quantises_unless_a_dtype_was_asked_for() -> None:
 def test_without_native_kernels_torch_computes_in_float32() -> None:
     found = chosen("cpu")
     assert (found.dtype, found.quantization, found.kernels) == (torch.float32, "none", "torch")
-    assert (found.attention_backend, found.kv_format) == ("torch_padded", KVFormat.of(torch.float32))
+    assert (found.attention_backend, found.kv_format) == ("torch_padded", plain_format(torch.float32))
 
 
 def test_a_dtype_that_only_torch_knows_on_a_cpu() -> None:
@@ -84,7 +85,7 @@ def test_a_dtype_that_only_torch_knows_on_a_cpu() -> None:
 def test_cuda_takes_the_checkpoints_dtype() -> None:
     found = chosen("cuda")
     assert (found.dtype, found.quantization, found.kernels) == (torch.bfloat16, "none", "triton")
-    assert (found.attention_backend, found.kv_format) == ("triton", KVFormat.of(torch.bfloat16))
+    assert (found.attention_backend, found.kv_format) == ("triton", plain_format(torch.bfloat16))
     assert chosen("cuda", dtype="float32").dtype == torch.float32
     assert chosen("cuda", kv_cache_dtype="int8").kv_format == FORMATS["int8"]
     assert (found.torch_threads, found.native_threads) == (None, None)
@@ -105,7 +106,7 @@ def test_a_cpu_keeps_four_bits_when_it_is_told_to() -> None:
     assert not chosen("cpu", stored="Q4_1").keeps_stored
     kept = chosen("cpu", stored="Q4_1", quantization="stored")
     assert (kept.quantization, kept.keeps_stored, str(kept)) == ("int8", True, "Q4_1 weights, float32 activations")
-    assert kept.kv_format == KVFormat.of(torch.float16)
+    assert kept.kv_format == plain_format(torch.float16)
 
 
 @pytest.mark.usefixtures("native_kernels")
@@ -126,7 +127,11 @@ def test_threads_go_to_those_who_compute() -> None:
         ("cuda", {"attention_backend": "cpu"}, "'cpu' does not run on CUDA"),
         ("cuda", {"kv_cache_dtype": "float16"}, "does not go with the Triton kernels and a model in bfloat16"),
         ("cpu", {"attention_backend": "triton"}, "needs a CUDA device"),
-        ("cpu", {"kv_cache_dtype": "bf16"}, "use 'float16', which takes as much"),
+        (
+            "cpu",
+            {"kv_cache_dtype": "bf16"},
+            "'bfloat16' is not for the CPU kernels; use float32, float16, fp8, int8, int4",
+        ),
     ],
     ids=str,
 )

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from headway.attention import FORMATS
 from headway.config import EngineConfig
 from headway.errors import ConfigError, OutOfMemoryError
 from headway.kv.layer_cache import LayerKVCache
+from headway.kv_formats import FORMATS
 from headway.models.decoder_config import DecoderConfig
 from headway.worker.formats import Formats
 from headway.worker.memory_plan import DEFAULT_CPU_KV_BYTES, MemoryPlan, plan_memory

@@ -57,7 +57,8 @@ def test_load_profile_allocate_submit(checkpoint: Checkpoint) -> None:
     worker.load(checkpoint, lambda done, total: seen.append((done, total)))
     assert seen and seen[-1][0] == seen[-1][1]
     assert worker.profile() is None, "on a CPU only the options limit the KV cache"
-    plan, runner = worker.allocate(worker.plan(None))
+    plan, runner, transfers = worker.allocate(worker.plan(None))
+    assert transfers is not None and transfers.disk is None
     assert (plan.num_blocks, plan.block_size, plan.max_model_len) == (8, 16, 64)
     assert (plan.device, plan.dtype, plan.kv_dtype) == ("cpu", "float32", "float32")
     assert plan.num_host_slots == 2**16 // plan.bytes_per_block and plan.restore_block_s > 0

@@ -19,7 +19,7 @@
 #define HW_GROUP_BYTES (HW_GROUP * HW_TILE + HW_TILE * 4)
 #define HW_MAX_THREADS 256
 
-/* In which numbers keys or values are cached; what they mean: headway/kv/kv_format.py. Keys are never int4. */
+/* In which numbers keys or values are cached; what they mean: headway/kv_formats.py. Keys are never int4. */
 enum hw_kv_numbers { HW_KV_F32, HW_KV_F16, HW_KV_INT8, HW_KV_FP8, HW_KV_INT4 };
 
 /* One layer's KV cache. scales: float16 [blocks][kv_heads][block_size][2], of the key and of the value; or NULL.
@@ -87,7 +87,7 @@ HW_EXPORT void hw_add_rms_norm(const float *x, float *residual, const float *wei
                                int64_t width, float *out);
 HW_EXPORT void hw_silu_mul(const float *gate_up, int64_t rows, int64_t width, float *out);
 enum hw_weights { HW_WEIGHTS_INT8, HW_WEIGHTS_INT4, HW_WEIGHTS_F32 };
-/* `NativeLinear` in headway/layers/packed_linear.py. */
+/* `NativeLinear` in headway/layers/native_ops.py. */
 typedef struct {
     const void *packed;
     const float *bias; /* may be NULL */

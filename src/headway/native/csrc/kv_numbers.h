@@ -1,6 +1,6 @@
 /* The numbers of a KV cache: how codes become floats in registers, and floats become codes and a scale.
  *
- * The arithmetic is that of headway/kv/kv_format.py, to the bit. What is read here are codes: the scale of a
+ * The arithmetic is that of headway/kv/codes.py, to the bit. What is read here are codes: the scale of a
  * token is applied to its score or to its weight, never to its numbers. */
 #ifndef HEADWAY_KV_NUMBERS_H
 #define HEADWAY_KV_NUMBERS_H
