@@ -72,7 +72,7 @@ class Watch:
             self.waste.append(waste)
             if scheduler.waiting:
                 self.waste_while_some_wait.append(waste)
-            self.num_in_batch.append(scheduler.num_in_batch)
+            self.num_in_batch.append(len(scheduler.in_batch))
         return self.engine.step()
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from headway.core import Request, RequestUpdate, SchedulerOutput, prefix_cache
+from headway.core import Request, RequestUpdate, SchedulerOutput
+from headway.core.kv import prefix_cache
 from headway.core.kv.blocks import block_digests, root_digest, tail_digest
 from tests.property.brute_force import BruteForceScheduler
 from tests.property.brute_force_cache import BruteForceCache, Prefix

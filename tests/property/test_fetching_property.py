@@ -164,8 +164,8 @@ class FarPlay(RandomPlay):
             assert scheduler.num_fetching == len(scheduler.live.roomless), (
                 "blocks are awaited that are not on their way"
             )
-            opens_at_s = scheduler.opens_at_s()
-            if opens_at_s is None or opens_at_s > self.now_s:  # another class may be first now
+            ready_at_s = scheduler.ready_at_s()
+            if ready_at_s is None or ready_at_s > self.now_s:  # another class may be first now
                 super().wait()
 
     def _more_options(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from headway.core import prefix_cache
+from headway.core.kv import prefix_cache
 from tests.property.random_play import RandomPlay, World, swapping_world, tree_world
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway.core.kv.manager import KVCacheManager
-from headway.core.live_requests import Entrants, LiveRequests
+from headway.core.live_requests import LiveRequests
 from headway.core.overtaking import Displacement, LongPrompts
 from headway.core.policy import SchedulingPolicy
 from headway.core.request import Request
@@ -29,7 +29,6 @@ class Admission:
         shares: ShareAllocator,
         long_prompts: LongPrompts,
     ) -> None:
-        self._is_chunked = config.prefill_mode == "chunked"
         self._skip_window = config.skip_window
         self._max_head_skips = config.max_head_skips
         self._kv_cache = kv_cache
@@ -44,17 +43,15 @@ class Admission:
 
     def admit_waiting(self, plan: StepPlan) -> None:
         """Admit waiting requests in policy order; past one that does not fit, but only so far and so often."""
-        live, entrants = self._live, self._live.entrants()
+        live = self._live
         live.retry_fetches(self._fetch)
-        if entrants is Entrants.NONE:
-            return
-        index, num_displaced, has_time = 0, 0, True
+        index, num_displaced = 0, 0
         while plan.budget.left and index <= self._skip_window:
             has_seat = live.num_free_seats > 0
             if not has_seat and self._displacement is None:
                 break  # most steps: no request has left, and the queue need not be looked at
-            request = self._waiting.peek(index)
-            if request is None or not live.may_enter(request, entrants):
+            request = self._peek(index)
+            if request is None:
                 break
             if has_seat and self._kv_cache.should_wait(request):
                 index += 1  # not for long, and not for want of room: requests that pass it take nothing from it
@@ -63,8 +60,7 @@ class Admission:
             elif has_seat and live.fits(request):
                 if request.num_tokens > plan.max_short_tokens:
                     self._long_prompts.shorten_for(plan, request)
-                has_time = self._has_time_for(plan, request)
-                if not has_time:
+                if not self._has_time_for(plan, request):
                     break
                 self._count_skips(index)
                 self._shares.admit(plan, request)
@@ -77,7 +73,10 @@ class Admission:
                 break
             else:
                 index += 1
-        live.note_admitted(entrants, is_step_full=not plan.budget.left or not has_time)
+
+    def _peek(self, index: int) -> Request | None:
+        """The waiting request at this index from the front, if it may enter."""
+        return self._waiting.peek(index)
 
     def _fetches(self, request: Request) -> bool:
         """Whether the request waits for blocks from further away from now on."""
@@ -94,16 +93,13 @@ class Admission:
         return self._kv_cache.fetch(request, token_s=self._pace.step_time.per_token_s)
 
     def _has_time_for(self, plan: StepPlan, request: Request) -> bool:
-        """Whether the step has tokens left for a prompt. Where prompts are not cut, it must fit as a whole, unless it
-        is the first: one that fits into no step is cut all the same."""
-        if self._is_chunked or not plan.scheduled:
-            return plan.budget.left > 0
-        return request.num_tokens - self._kv_cache.num_cached_tokens(request) <= plan.budget.left
+        """Whether the step has tokens left for a prompt."""
+        return plan.budget.left > 0
 
     def _count_skips(self, num_passed: int) -> None:
         """Count that a request is admitted past the first ones."""
         for index in range(num_passed):
-            passed = self._waiting.peek(index)
+            passed = self._peek(index)
             assert passed is not None
             self._live.skip(passed)
 

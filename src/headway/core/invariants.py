@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from headway.core.live_requests import LiveRequests
 from headway.core.request import Request, RequestStatus
 from headway.core.scheduler import Scheduler
 
 
 def check_invariants(scheduler: Scheduler) -> None:
     """Raise `AssertionError`, naming what broke, unless requests, queue, steps in flight, blocks and promises agree."""
-    _check_places(scheduler.live)
+    _check_places(scheduler)
     _check_in_flight(scheduler)
     _check_slots(scheduler)
     _check_blocks(scheduler)
@@ -20,17 +19,16 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_prefix_cache(scheduler)
 
 
-def _check_places(live: LiveRequests) -> None:
+def _check_places(scheduler: Scheduler) -> None:
     """No request is lost, twice there, or in another place than its status says."""
+    live = scheduler.live
     waiting = list(live.waiting)
-    in_places = sorted(request.request_id for request in [*live.running, *waiting, *live.held, *live.fetching])
+    in_places = sorted(request.request_id for request in [*scheduler.in_batch, *waiting, *live.fetching])
     assert in_places == sorted(live.by_id), "a live request is in no place, or in two"
     assert live.num_free_seats >= 0, "more requests run than max_num_seqs"
     assert live.orders.keys() == set(live.running), "a running request has no order, or another one has"
     orders = [live.orders[request] for request in live.running]
     assert orders == sorted(orders), "running requests are out of order"
-    for request in live.held:
-        assert request.status is RequestStatus.HELD, f"{request} is held"
     for request in live.running:
         assert request.status is RequestStatus.RUNNING, f"{request} is in the running list"
         assert request.num_remaining_tokens >= 0, f"{request} has computed more than it has"
@@ -44,7 +42,7 @@ def _check_places(live: LiveRequests) -> None:
         assert awaited.missing <= set(awaited.chain), f"{request} waits for blocks of another"
     assert live.roomless.keys() <= live.fetching.keys(), "room is wanted for a request that does not wait for blocks"
     assert live.num_skips.keys() <= set(waiting), "skips are counted for a request that does not wait"
-    num_computed = sum(request.num_computed_tokens for request in [*live.running, *live.held])
+    num_computed = sum(request.num_computed_tokens for request in scheduler.in_batch)
     assert num_computed == live.num_computed_tokens, "the sum of computed tokens is wrong"
     live.waiting.check_invariants()
 
@@ -59,10 +57,10 @@ def _check_in_flight(scheduler: Scheduler) -> None:
             if share.samples and request not in step.dropped:
                 num_pending[request] = num_pending.get(request, 0) + 1 + len(share.drafts)
         for request in step.keeps:
-            has_blocks = request.status is RequestStatus.RUNNING or request.status is RequestStatus.HELD
-            assert has_blocks or request.status.is_finished, f"{request} has lost its blocks, and they are kept"
+            has_blocks = request.status is RequestStatus.RUNNING or request.status.is_finished
+            assert has_blocks, f"{request} has lost its blocks, and they are kept"
     for request in scheduler.live.by_id.values():
-        if request in scheduler.live.held:
+        if request.status.is_finished:
             continue  # its pending tokens are dropped
         expected = num_pending.get(request, 0)
         assert request.num_pending_tokens == expected, f"{request}: steps in flight sample {expected} tokens"
@@ -72,15 +70,11 @@ def _check_in_flight(scheduler: Scheduler) -> None:
         assert num_known < request.max_total_tokens, f"{request} should have finished"
 
 
-def _in_batch(scheduler: Scheduler) -> list[Request]:
-    return [*scheduler.live.running, *scheduler.live.held]
-
-
 def _check_slots(scheduler: Scheduler) -> None:
     kv_cache, block_size = scheduler.kv_cache, scheduler.kv_cache.block_size
     slots = {
         (table[position // block_size], position % block_size)
-        for request in _in_batch(scheduler)
+        for request in scheduler.in_batch
         for table in [kv_cache.block_table(request.request_id)]
         for position in range(request.num_computed_tokens)
     }
@@ -90,7 +84,7 @@ def _check_slots(scheduler: Scheduler) -> None:
 def _check_blocks(scheduler: Scheduler) -> None:
     kv_cache = scheduler.kv_cache
     pool = kv_cache.pool
-    in_batch = _in_batch(scheduler)
+    in_batch = scheduler.in_batch
     max_drafts = 0 if scheduler.speculation is None else 2 * scheduler.config.max_draft_tokens
     assert sorted(kv_cache.requests_with_blocks) == sorted(r.request_id for r in in_batch), (
         "a request that does not run has a block table, or one that runs has none"
@@ -115,7 +109,7 @@ def _check_blocks(scheduler: Scheduler) -> None:
 
 def _check_promises(scheduler: Scheduler) -> None:
     kv_cache = scheduler.kv_cache
-    promised = sum(kv_cache.num_promised_to(request.request_id) for request in _in_batch(scheduler))
+    promised = sum(kv_cache.num_promised_to(request.request_id) for request in scheduler.in_batch)
     assert promised == kv_cache.num_promised_blocks, "the sum of promised blocks is wrong"
 
 
@@ -125,7 +119,7 @@ def _check_prefix_cache(scheduler: Scheduler) -> None:
     if cache is None:
         assert not kv_cache.kept_blocks and not kv_cache.num_idle_blocks and not kv_cache.unlanded
         return
-    assert kv_cache.unlanded.keys() <= set(_in_batch(scheduler)), "a request lands that is not in the batch"
+    assert kv_cache.unlanded.keys() <= set(scheduler.in_batch), "a request lands that is not in the batch"
     kept, children = kv_cache.kept_blocks, Counter(block.parent for block in cache)
     assert len(cache) == len(kept), "a cached block is unknown to the manager, or the other way round"
     for block in cache:
@@ -135,7 +129,7 @@ def _check_prefix_cache(scheduler: Scheduler) -> None:
         assert block.parent is None or kept.get(block.parent.block_id) is block.parent, f"{block}: a split chain"
     assert cache.num_idle_blocks == sum(block.is_idle for block in cache), "the number of idle blocks is wrong"
     announced = cache.announced
-    for request in _in_batch(scheduler):
+    for request in scheduler.in_batch:
         table, cached = kv_cache.block_table(request.request_id), kv_cache.cached_blocks(request.request_id)
         assert [block.block_id for block in cached] == list(table[: len(cached)]), f"{request} lost a cached block"
         assert all(below.parent is above for above, below in itertools.pairwise(cached)), f"{request}: no chain"

@@ -7,15 +7,11 @@
 
 A move changes all that must change together: the request's status, the queue, the block table, the policy's counts, and
 what the runner has to be told with the next step. Which requests move, and when, is decided elsewhere.
-
-Batching is continuous here: requests enter at any step and leave with their last token. Sealed batches, where a request
-that has its last token is held until all have, are in `batching`.
 """
 
 from __future__ import annotations
 
 import bisect
-import enum
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -24,22 +20,13 @@ from headway.core.kv.manager import KVCacheManager
 from headway.core.policy import SchedulingPolicy
 from headway.core.queue import WaitingQueue
 from headway.core.request import Request, RequestStatus
-from headway.core.scheduler_output import NewRequest, RequestUpdate
+from headway.core.scheduler_output import NewRequest
 from headway.errors import RequestNotFoundError
 
 FETCH_LIMIT_S = 30.0
 """After so long a request does not wait for its blocks any more, whatever has become of them."""
 
 _BatchOrder = tuple[Any, int, int]  # the policy's key when the request was admitted, order index, arrival index
-
-
-class Entrants(enum.Enum):
-    """Which waiting requests may enter the batch in a step."""
-
-    NONE = "none"
-    FORKS = "forks"
-    """The batch is sealed: only forks of its own beams."""
-    ALL = "all"
 
 
 class Departures(NamedTuple):
@@ -61,18 +48,15 @@ class _Awaited:
 
 
 class LiveRequests:
-    """Waiting, running and held requests. `running` is in the order the requests had when they were admitted."""
-
-    seals = False
-    """Whether a batch is computed to its end before other requests may enter."""
+    """Waiting and running requests. `running` is in the order the requests had when they were admitted."""
 
     def __init__(
         self, *, waiting: WaitingQueue, kv_cache: KVCacheManager, policy: SchedulingPolicy, max_num_seqs: int
     ) -> None:
         self.waiting = waiting
         self.running: list[Request] = []
-        self.held: dict[Request, RequestStatus] = {}
-        """Requests of a sealed batch that have their last token, and how they are going to end."""
+        self.num_seats = max_num_seqs
+        """How many requests may run at once."""
         self.fetching: dict[Request, _Awaited] = {}
         """Requests that wait for blocks, the one that began first first."""
         self.roomless: dict[Request, None] = {}
@@ -83,7 +67,7 @@ class LiveRequests:
         self.last_joined_s = -math.inf
         """When a request last arrived while others ran."""
         self.num_computed_tokens = 0
-        """Of all running and held requests together."""
+        """Of all requests that have blocks together."""
         self._kv_cache = kv_cache
         self._policy = policy
         self._max_num_seqs = max_num_seqs
@@ -97,14 +81,9 @@ class LiveRequests:
         self._num_arrivals = 0
 
     @property
-    def num_in_batch(self) -> int:
-        """Running and held requests: each has a seat and a block table."""
-        return len(self.running) + len(self.held)
-
-    @property
     def num_free_seats(self) -> int:
         """How many more requests the batch may have."""
-        return self._max_num_seqs - len(self.running) - len(self.held)
+        return self.num_seats - len(self.running)
 
     def advance(self, now_s: float) -> None:
         """Set the time of the step that is being planned."""
@@ -123,22 +102,6 @@ class LiveRequests:
 
     # ---- entering -------------------------------------------------------------------------------------------------
 
-    def entrants(self) -> Entrants:
-        """Which waiting requests may enter now."""
-        return Entrants.ALL
-
-    def may_enter(self, request: Request, entrants: Entrants) -> bool:
-        """Whether this waiting request is one of them."""
-        return True
-
-    def note_admitted(self, entrants: Entrants, *, is_step_full: bool) -> None:
-        """Note that all waiting requests that could enter in this step have. `is_step_full`: the step had no tokens for
-        more of them."""
-
-    def opens_at_s(self) -> float:
-        """When the next requests may enter, if the batch is empty."""
-        return self.now_s
-
     def fits(self, request: Request, *, leaving: Sequence[Request] = ()) -> bool:
         """Whether there is memory for a waiting request, or would be without those that are `leaving`. One that was
         preempted while a step sampled for it has to wait for that result: the runner must be told all its tokens."""
@@ -150,8 +113,7 @@ class LiveRequests:
 
     def can_enter(self, request: Request) -> bool:
         """Whether a waiting request would enter now, if it were the first."""
-        may_enter = self.may_enter(request, self.entrants()) and self.num_free_seats > 0
-        return may_enter and not self._kv_cache.should_wait(request) and self.fits(request)
+        return self.num_free_seats > 0 and not self._kv_cache.should_wait(request) and self.fits(request)
 
     def add(self, request: Request, *, now_s: float) -> None:
         """Queue a new request, whose id is not in use."""
@@ -274,20 +236,10 @@ class LiveRequests:
         """Take back a running request's blocks. It waits again, where its arrival puts it."""
         self.num_computed_tokens -= request.num_computed_tokens
         request.preempt()
-        self._stop_running(request)
+        self.stop_running(request)
         self._kv_cache.free(request)
         self._preempted_request_ids.append(request.request_id)
         self.waiting.push(request)
-
-    def end(self, request: Request, status: RequestStatus) -> bool:
-        """End a request that has its last token, or has failed. Returns whether it has ended; otherwise it ends with
-        its sealed batch."""
-        self.finish(request.request_id, status)
-        return True
-
-    def release(self) -> list[RequestUpdate]:
-        """If all of a sealed batch are held, end them; their tokens have come before. Returns their ends."""
-        return []
 
     def finish(self, request_id: str, status: RequestStatus) -> Request:
         """End a request in any state; its blocks are free at once. Other requests may find what it has computed, unless
@@ -297,24 +249,32 @@ class LiveRequests:
             raise RequestNotFoundError(f"No live request has the id '{request_id}'.")
         old_status = request.status
         request.move_to(status)
-        del self.by_id[request_id]
         if old_status is RequestStatus.RUNNING:
-            self._stop_running(request)
-        elif old_status is RequestStatus.HELD:
-            del self.held[request]
-        elif old_status is RequestStatus.FETCHING:
-            self._stop_fetching(request)
-            self._kv_cache.release_fetched(request)
+            self.stop_running(request)
+            self.forget(request, keep=status is not RequestStatus.FINISHED_ERROR)
             return request
+        del self.by_id[request_id]
+        if old_status is RequestStatus.FETCHING:
+            self._stop_fetching(request)
         else:
             self.waiting.remove(request)
             self.num_skips.pop(request, None)
-            self._kv_cache.release_fetched(request)
-            return request
-        self.num_computed_tokens -= request.num_computed_tokens
-        self._kv_cache.free(request, keep=status is not RequestStatus.FINISHED_ERROR)
-        self._finished_request_ids.append(request_id)
+        self._kv_cache.release_fetched(request)
         return request
+
+    def stop_running(self, request: Request) -> None:
+        """Take a request out of those that run; it still has its blocks."""
+        self.running.remove(request)
+        del self.orders[request]
+        self._policy.left(request)
+
+    def forget(self, request: Request, *, keep: bool) -> None:
+        """Let go of a request that ran and has ended; its blocks are free at once. `keep`: other requests may find what
+        it has computed."""
+        del self.by_id[request.request_id]
+        self.num_computed_tokens -= request.num_computed_tokens
+        self._kv_cache.free(request, keep=keep)
+        self._finished_request_ids.append(request.request_id)
 
     def count_computed(self, num_tokens: int) -> None:
         """Count the tokens of a planned step as computed."""
@@ -332,8 +292,3 @@ class LiveRequests:
         departures = other.take_departures()
         self._preempted_request_ids += departures.preempted_request_ids
         self._finished_request_ids += departures.finished_request_ids
-
-    def _stop_running(self, request: Request) -> None:
-        self.running.remove(request)
-        del self.orders[request]
-        self._policy.left(request)

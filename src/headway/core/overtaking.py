@@ -144,7 +144,7 @@ class Displacement:
         """Requests to preempt so that a waiting one can enter. None, if it could not enter after `most` of them: no
         request is preempted for nothing."""
         live = self._live
-        if request.num_pending_tokens or not live.running or live.held or self._kv_cache.should_wait(request):
+        if request.num_pending_tokens or not live.running or self._kv_cache.should_wait(request):
             return []
         if plan.displaceable is None:  # requests that enter after this are not among them
             new_ids = {new.request_id for new in plan.admitted}

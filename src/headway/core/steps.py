@@ -13,7 +13,7 @@ steps; requests that have ended meanwhile are passed over.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -111,7 +111,9 @@ class ShareAllocator:
         in_flight: deque[LaunchedStep],
         max_preemptions: int,
         preemption_mode: str,
+        can_enter: Callable[[Request], bool],
     ) -> None:
+        """`can_enter`: whether a waiting request would enter now, if it were the first."""
         self._kv_cache = kv_cache
         self._view = view
         self._policy = policy
@@ -119,6 +121,7 @@ class ShareAllocator:
         self._in_flight = in_flight
         self._max_preemptions = max_preemptions
         self._preemption_mode = preemption_mode
+        self._can_enter = can_enter
 
     def admit(self, plan: StepPlan, request: Request) -> None:
         """Let a waiting request enter, with its first share at once. There must be a seat and memory."""
@@ -147,7 +150,7 @@ class ShareAllocator:
                 request,
                 num_offered_tokens=budget.offer(num_remaining),
                 num_left_tokens=budget.left,
-                can_enter=self._live.can_enter,
+                can_enter=self._can_enter,
             )
         new_block_ids = kv_cache.allocate(request, num_tokens)
         if new_block_ids is None:
@@ -239,14 +242,16 @@ class Landing:
         view: PolicyView,
         policy: SchedulingPolicy,
         verifier: Verifier | None,
+        finish: Callable[[str, RequestStatus], Request],
     ) -> None:
-        """Without a `verifier` there are no drafts."""
+        """Without a `verifier` there are no drafts. `finish` ends a request."""
         self.in_flight: deque[LaunchedStep] = deque()
         self._kv_cache = kv_cache
         self._live = live
         self._view = view
         self._policy = policy
         self._verifier = verifier
+        self._finish = finish
 
     def launch(self, step: LaunchedStep) -> None:
         """Expect the result of this step, after those of the steps before."""
@@ -267,9 +272,6 @@ class Landing:
             self._keep_computed(step, result)
         updates = _told_of_prompts(step.requests, result) if result.prompt_logprobs or result.pooled else []
         self._append(step, result, updates)
-        # The forks of a beam follow in the same batch: the engine adds them before it asks for the next plan.
-        if self._live.held and not any(request.is_beam for request in step.requests):
-            updates += self._live.release()
         return updates
 
     def _is_mostly_copies(self, output: SchedulerOutput, duration_s: float) -> bool:
@@ -350,9 +352,8 @@ class Landing:
         token_ids, logprobs = sampled.token_ids[:num_taken], sampled.logprobs[:num_taken]
         if sampled.error is None and request.status is _RUNNING:
             self._kv_cache.complete(request)
-        if self._live.end(request, status):
-            return RequestUpdate(request.request_id, token_ids, logprobs, status, sampled.error)
-        return RequestUpdate(request.request_id, token_ids, logprobs, None, held_status=status)
+        self._finish(request.request_id, status)
+        return RequestUpdate(request.request_id, token_ids, logprobs, status, sampled.error)
 
 
 def _all_failed(output: SchedulerOutput, result: ModelRunnerOutput) -> bool:

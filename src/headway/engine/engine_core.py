@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 import typing
 from collections import deque
@@ -122,10 +123,10 @@ class EngineCore:
             self._guides.drop(request_id)
 
     def stop_request(self, request_id: str) -> bool:
-        """A stop string was found; see `Scheduler.stop_request`."""
-        if self._guides is not None:
-            self._guides.drop(request_id)
-        return self.scheduler.stop_request(request_id)
+        """End a live request because a stop string has been found in its output. Returns whether it is over; otherwise
+        an update is going to say so."""
+        self.finish_request(request_id, RequestStatus.FINISHED_STOPPED)
+        return request_id not in self.scheduler.requests
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -151,9 +152,9 @@ class EngineCore:
         self._fill_pipeline()
         if self._in_flight:
             return self._take_result()
-        updates = self.scheduler.release_held()
+        updates = self.scheduler.take_ends()
         if self.has_unfinished_requests and not updates:
-            self._wait_for_batch()
+            self._wait()
         return self._idle_step(updates)
 
     def drain(self) -> list[CoreStep]:
@@ -384,11 +385,11 @@ class EngineCore:
     def _end(self, end: GuideEnd) -> RequestUpdate:
         request_id, status = end.request_id, RequestStatus.FINISHED_STOPPED
         if end.error is not None:
-            self.scheduler.finish_request(request_id, RequestStatus.FINISHED_ERROR)
-            return RequestUpdate(request_id, (), (), RequestStatus.FINISHED_ERROR, error=end.error)
-        if self.scheduler.stop_request(request_id):
-            return RequestUpdate(request_id, (), (), status)
-        return RequestUpdate(request_id, (), (), None, held_status=status)
+            status = RequestStatus.FINISHED_ERROR
+        self.scheduler.finish_request(request_id, status)
+        if request_id in self.scheduler.requests:
+            return RequestUpdate(request_id, (), (), None, last_status=status)
+        return RequestUpdate(request_id, (), (), status, error=end.error)
 
     def _find_lost(self) -> None:
         """Ctrl-C may have come between a plan and its launch, or between an update and the end of its step."""
@@ -432,16 +433,16 @@ class EngineCore:
         launched, self._launched = self._launched, []
         return CoreStep(launched, updates, self._report(step.snapshot, updates, duration_s, failure))
 
-    def _wait_for_batch(self) -> None:
-        """Nothing can be planned before a batch has been waited for, or blocks; but not long, since others may come."""
-        opens_at_s = self.scheduler.opens_at_s()
+    def _wait(self) -> None:
+        """Nothing can be planned before blocks have come, or before a time; but not long, since requests may come."""
+        ready_at_s = self.scheduler.ready_at_s()
+        waits_s = math.inf if ready_at_s is None else max(ready_at_s - self._now(), 0.0)
         if self.scheduler.num_fetching and self._transfers is not None:
-            waits_s = _LONGEST_SLEEP_S if opens_at_s is None else max(opens_at_s - self._now(), 0.0)
             self._transfers.wait(min(waits_s, _LONGEST_SLEEP_S))
             return
-        if opens_at_s is None:
+        if ready_at_s is None:
             raise RuntimeError("requests are waiting, nothing is in flight, and yet nothing can be planned")
-        self._sleep(min(max(opens_at_s - self._now(), 0.0), _LONGEST_SLEEP_S))
+        self._sleep(min(waits_s, _LONGEST_SLEEP_S))
 
     def _idle_step(self, updates: list[RequestUpdate]) -> CoreStep:
         snapshot = self._take_snapshot(self.scheduler.nothing())

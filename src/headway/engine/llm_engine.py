@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from headway.config import CacheConfig, EngineConfig, ModelConfig, ResolvedConfig, SchedulerConfig, check_names
 from headway.core import RequestStatus, RequestUpdate
+from headway.core.create import create_scheduler
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
-from headway.core.scheduler import create_scheduler
 from headway.engine.beam_search import BeamRequests, SearchedStep
 from headway.engine.engine_core import EngineCore
 from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt

@@ -96,7 +96,7 @@ class _Completion:
         """Take in new tokens. Returns whether a stop string has just ended what the scheduler thinks goes on: then the
         caller has to tell both that it is over."""
         if self._ending is None:
-            last_status = update.finish_status or update.held_status
+            last_status = update.finish_status or update.last_status
             num_before, is_stopped = len(self.token_ids), False
             if self._detokenizer is None:
                 self.token_ids += update.new_token_ids
@@ -491,7 +491,7 @@ class OutputProcessor:
             completion.fail(OUTPUT_FAILED)
             if update.finish_status is not None:
                 completion.tell_end()
-            return update.finish_status is None and update.held_status is None
+            return update.finish_status is None and update.last_status is None
 
     def _tell_end(self, live: _LiveRequest, completion: _Completion, now_s: float) -> None:
         if self._on_end is not None:

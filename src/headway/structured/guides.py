@@ -149,7 +149,7 @@ class Guides:
         for update in updates:
             guide = self.live.get(update.request_id)
             if guide is not None:
-                if update.finish_status is None and update.held_status is None:
+                if update.finish_status is None and update.last_status is None:
                     guide.tokens += update.new_token_ids
                 else:
                     del self.live[update.request_id]

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 
 from headway.config import CacheConfig
 from headway.core import Request, RequestStatus, RequestUpdate, Scheduler, SchedulerOutput
+from headway.core.create import create_scheduler
 from headway.core.kv.cache_report import CacheChanges, CacheReport
-from headway.core.scheduler import create_scheduler
 from headway.engine.engine_core import CoreStep, EngineCore
 from headway.errors import ConfigError
 from headway.executor.simulated import Arrivals, SimulatedExecutor, SimulatedTransfers, StepTime, VirtualClock
@@ -554,7 +554,7 @@ def _prompt_of(request: Request) -> Request:
 def _note_batch(result: Simulation, scheduler: Scheduler) -> None:
     if (waste := scheduler.kv_waste) is not None:
         result.waste.append(waste)
-        result.num_running.append(scheduler.num_in_batch)
+        result.num_running.append(len(scheduler.in_batch))
 
 
 def _request(name: str, work: BenchRequest) -> Request:
