@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 FILE = Path(__file__).parent / "durations.json"
-QUICK_S = 0.1
+QUICK_S = 0.08
 """A case that takes longer is no quick one."""
 QUICK_SET_UP_S = 1.0
 """A file that prepares its cases for longer has no quick ones: what it prepares serves all of them."""

@@ -44,3 +44,20 @@ def test_an_answer_from_elsewhere_goes_on_where_it_was(guides: Guides) -> None:
     found = {tokenizer.decode([token]) for token in allowed(guides, *start)}
     assert found
     assert all("es".startswith(text) for text in found)
+
+
+@pytest.mark.parametrize(
+    ("fields", "ends"),
+    [({}, False), ({"ignore_eos": True}, True), ({"min_tokens": 30}, True), ({"min_tokens": 1}, False)],
+    ids=str,
+)
+def test_a_grammar_at_its_end_ends_a_request_whose_end_token_is_barred(
+    guides: Guides, fields: dict[str, Any], ends: bool
+) -> None:
+    structured = StructuredOutputsParams(choice=["yes", "no"])
+    params = SamplingParams(max_tokens=40, structured_outputs=structured, **fields)
+    params = params.with_grammar(grammar_of(structured))
+    guides.add("r", params, embedded_tokenizer().encode("yes", add_special_tokens=False))
+    step = guides.begin([("r", ())]).result()
+    assert [end.request_id for end in guides.take_ends(step)] == ["r"] * ends
+    guides.drop("r")

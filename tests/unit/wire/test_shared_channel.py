@@ -26,6 +26,7 @@ from headway.front.roles import Roles
 from headway.front.supervision import Patience
 from headway.sampling_params import SamplingParams
 from headway.wire import channel as channel_module
+from headway.wire import greeting
 from headway.wire.channel import ChannelClosedError, EngineChannel
 from headway.wire.engine_stats import EngineStats
 from headway.wire.frames import BrokenFrameError, FrameReader, pack
@@ -116,7 +117,7 @@ def test_nonsense_is_refused(said: bytes) -> None:
 
 
 def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_module, "GREETING_S", 0.05)
+    monkeypatch.setattr(greeting, "GREETING_S", 0.05)
     assert isinstance(greeted(SECRET, lambda theirs: None), TimeoutError)
 
 
