@@ -54,6 +54,7 @@ class InstantExecutor:
 
     def __init__(self, max_in_flight: int) -> None:
         self.max_in_flight = max_in_flight
+        self.verifies_ahead = False
         self.transfers = None
         self.spent_s = 0.0
 

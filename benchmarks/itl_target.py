@@ -30,6 +30,8 @@ class Device:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.max_in_flight = options.max_in_flight
+        self.verifies_ahead = False
+        self.transfers = None
         self.now_s = 0.0
         self.num_steps = 0
         self._base_s = options.base_ms / 1e3

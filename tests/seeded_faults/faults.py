@@ -229,15 +229,15 @@ FAULTS = (
         "structured/guides.py",
         "A structured answer that goes on in another process begins its JSON once more.",
         "unit/structured/test_guide_masks.py",
-        "        guide.tokens += token_ids\n",
-        "",
+        "        self.num_read = 0\n",
+        "        self.num_read = len(request.output_token_ids)\n",
     ),
     Fault(
         "end-barred-by-min-tokens",
         "structured/guides.py",
         "A structured answer shorter than min_tokens fails.",
         "unit/engine/test_guided_steps.py unit/structured/test_guides.py",
-        "is_barred = self._ignores_eos or self._num_read < self._min_tokens",
+        "is_barred = self._ignores_eos or self.num_read < self._min_tokens",
         "is_barred = self._ignores_eos",
     ),
     # ---- sampler ----------------------------------------------------------------------------------------------------

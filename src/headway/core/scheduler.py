@@ -354,5 +354,5 @@ class Scheduler:
             moves=self.kv_cache.take_moves(),
         )
         self._num_steps += 1
-        self.landing.launch(LaunchedStep(output, tuple(plan.scheduled), plan.keeps, set()))
+        self.landing.launch(LaunchedStep(output, tuple(plan.scheduled), plan.keeps))
         return output

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:  # carried, never read here
     from headway.sampling_params import SamplingParams
@@ -167,3 +167,28 @@ class ModelRunnerOutput:
     where it was, or begins again."""
     has_prepared: bool = False
     """Whether it waited for something that later steps find, like a CUDA graph: its time says nothing about theirs."""
+    stopped: frozenset[str] = frozenset()
+    """Requests that end before the token of this step: there is none that they may choose."""
+
+
+class PendingStep(Protocol):
+    """A step that has been submitted."""
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait until the step has run. Called once per step, in order of submission; raises if the step failed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSnapshot:
+    """The state of the scheduler right after it has planned a step: all that a report says of it but the outcome."""
+
+    output: SchedulerOutput
+    requests: tuple[Request, ...]
+    """One for each of `output.scheduled`; later steps change them."""
+    num_tokens: tuple[int, ...]
+    """How many tokens each has, with the one that the step samples."""
+    num_running: int
+    num_waiting: int
+    num_used_blocks: int
+    num_used_slots: int

@@ -15,15 +15,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from headway.core.kv.manager import KVCacheManager
 from headway.core.live_requests import LiveRequests
 from headway.core.policy import PolicyView, SchedulingPolicy
 from headway.core.request import Request, RequestStatus
 from headway.core.scheduler_output import (
+    BatchSnapshot,
     ModelRunnerOutput,
     NewRequest,
+    PendingStep,
     RequestUpdate,
     SampledTokens,
     ScheduledRequest,
@@ -34,6 +36,7 @@ from headway.core.scheduler_output import (
 _RUNNING, _PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED  # an enum's own attributes are slow to look up
 _NO_LIMIT = 2**62  # more tokens than any prompt has
 _COPIED_PART = 0.1  # of a step's time: if copies of blocks take more, it is not learnt from
+_NOTHING = SampledTokens(())
 _NO_TOKEN = SampledTokens((), error="the executor returned no token for it")
 
 
@@ -84,7 +87,8 @@ class StepPlan:
         return request.num_tokens > self.max_short_tokens and num_tokens > self.max_long_tokens
 
 
-class LaunchedStep(NamedTuple):
+@dataclass(slots=True, eq=False)
+class LaunchedStep:
     """A step whose result has not come. It holds requests, not ids: an id may belong to another request by then."""
 
     output: SchedulerOutput
@@ -94,8 +98,13 @@ class LaunchedStep(NamedTuple):
     """Shares whose tokens other requests may find if the step succeeds: of the tokens that their requests were admitted
     with, and they fill a block or are the last. A request that is preempted meanwhile is taken out, since it has lost
     its blocks."""
-    dropped: set[Request]
+    dropped: set[Request] = field(default_factory=set)
     """Requests that were preempted before it was known how many tokens they get: they are going to get them again."""
+    snapshot: BatchSnapshot | None = None
+    """Of the batch, as it was planned; where the engine reports steps."""
+    submitted_s: float = 0.0
+    pending: PendingStep | None = None
+    """What the executor has made of it; None: it was not submitted."""
 
 
 class ShareAllocator:
@@ -271,6 +280,8 @@ class Landing:
         if step.keeps:
             self._keep_computed(step, result)
         updates = _told_of_prompts(step.requests, result) if result.prompt_logprobs or result.pooled else []
+        if result.stopped:
+            updates += self._stop(step, result.stopped)
         self._append(step, result, updates)
         return updates
 
@@ -301,6 +312,14 @@ class Landing:
             has_failed = share.samples if sampled is None else sampled.error is not None
             if not has_failed and request.status is _RUNNING:
                 self._kv_cache.land(request, share.num_computed_tokens + share.num_tokens)
+
+    def _stop(self, step: LaunchedStep, stopped: frozenset[str]) -> list[RequestUpdate]:
+        """End requests without a token of this step."""
+        return [
+            self._end(request, _NOTHING, RequestStatus.FINISHED_STOPPED, num_taken=0)
+            for request in step.requests
+            if request.request_id in stopped and request.status in (_RUNNING, _PREEMPTED)
+        ]
 
     def _append(self, step: LaunchedStep, result: ModelRunnerOutput, updates: list[RequestUpdate]) -> None:
         """Append the new tokens to all requests of a step that are live. This loop is most of what an update costs."""

@@ -6,8 +6,8 @@ next step is planned and launched while the one before still runs, and the devic
     host      plan 0   plan 1   result 0, plan 2   result 1, plan 3   ...
     device             step 0 ─────────── step 1 ──────────── step 2 ─────────── ...
 
-Planning commits the scheduler to a step. Whatever is raised from then on, the step stays in `_in_flight` until its
-result or its failure has been taken in: an error fails its requests, and what is no error (`KeyboardInterrupt`,
+Planning commits the scheduler to a step. Whatever is raised from then on, the step stays in `Scheduler.in_flight` until
+its result or its failure has been taken in: an error fails its requests, and what is no error (`KeyboardInterrupt`,
 `SystemExit`), or the end of the executor (`EngineDeadError`), goes on to the caller, with the failure left for the next
 call.
 """
@@ -19,11 +19,8 @@ import logging
 import math
 import time
 import typing
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from headway.core import (
     FarIndex,
@@ -38,10 +35,11 @@ from headway.core import (
     check_invariants,
 )
 from headway.core.kv.moves import BlockMoves
-from headway.engine.step_report import BatchSnapshot, StepReport
+from headway.core.scheduler_output import BatchSnapshot
+from headway.core.steps import LaunchedStep
+from headway.engine.step_report import StepReport
 from headway.errors import EngineDeadError
-from headway.executor import Executor, PendingStep, UnsampledStep
-from headway.structured.guides import GuidedStep, GuideEnd, Guides
+from headway.executor import Executor, FailedStep
 from headway.tracing import span
 from headway.transfer.block_store import BlockTransfers
 
@@ -68,13 +66,6 @@ class CoreStep:
     """Of that same step."""
 
 
-class _InFlight(NamedTuple):
-    output: SchedulerOutput
-    snapshot: BatchSnapshot
-    pending: PendingStep
-    submitted_s: float
-
-
 class EngineCore:
     """A scheduler and an executor. Knows tokens only; `LLMEngine` makes text of them."""
 
@@ -85,19 +76,13 @@ class EngineCore:
         *,
         now: Callable[[], float],
         sleep: Callable[[float], None] = time.sleep,
-        guides: Guides | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         if scheduler.speculation is not None and executor.max_in_flight > 1 and executor.verifies_ahead:
             scheduler.speculation.go_ahead()
-        if scheduler.speculation is not None:
-            scheduler.speculation.guides = guides
-        self._guides = guides
-        self._ended: list[RequestUpdate] = []  # requests that their guides have ended, to be told with the next result
         self._now = now
         self._sleep = sleep
-        self._in_flight: deque[_InFlight] = deque()
         self._launched: list[SchedulerOutput] = []  # what no `CoreStep` has told of
         self._last_result_s = float("-inf")
         self._goes_on = False  # whether requests waited for more when it came
@@ -111,16 +96,10 @@ class EngineCore:
         if not self.scheduler.has_unfinished_requests:
             self.drain()  # no request waited for these results, so the time until now is not theirs
         self.scheduler.add_request(request, now_s=self._now())
-        params = request.sampling_params
-        if params is not None and params.is_guided:
-            assert self._guides is not None, "nothing here guides requests"
-            self._guides.add(request.request_id, params, request.output_token_ids)
 
     def finish_request(self, request_id: str, status: RequestStatus) -> None:
         """End a live request from outside."""
         self.scheduler.finish_request(request_id, status)
-        if self._guides is not None:
-            self._guides.drop(request_id)
 
     def stop_request(self, request_id: str) -> bool:
         """End a live request because a stop string has been found in its output. Returns whether it is over; otherwise
@@ -140,17 +119,14 @@ class EngineCore:
         scheduler, transfers = self.scheduler, self._transfers
         if transfers is None or not scheduler.num_fetching or transfers.has_news:
             return False
-        return scheduler.num_fetching == len(scheduler.requests) and not self._in_flight
+        return scheduler.num_fetching == len(scheduler.requests) and not scheduler.in_flight
 
     def step(self) -> CoreStep:
         """schedule → submit, while there is room in the pipeline; then the oldest result → update."""
-        if len(self._in_flight) != len(self.scheduler.in_flight):
-            self._find_lost()
         if self._transfers is not None:
             self._take_transfers()
-        self._sample_awaiting()
         self._fill_pipeline()
-        if self._in_flight:
+        if self.scheduler.in_flight:
             return self._take_result()
         updates = self.scheduler.take_ends()
         if self.has_unfinished_requests and not updates:
@@ -159,9 +135,8 @@ class EngineCore:
 
     def drain(self) -> list[CoreStep]:
         """Take in the results of all steps in flight, and launch no other."""
-        self._find_lost()
         steps = []
-        while self._in_flight:
+        while self.scheduler.in_flight:
             steps.append(self._take_result())
         return steps
 
@@ -199,7 +174,7 @@ class EngineCore:
             if output.is_empty:
                 break
             self._launched.append(output)
-            self._launch(output)
+            self._launch(self.scheduler.in_flight[-1])
 
     def _begin_transfers(self, moves: BlockMoves, *, is_use: bool = True) -> None:
         """Whatever goes wrong, each of them ends. `is_use`: a request wants what is fetched."""
@@ -304,108 +279,37 @@ class EngineCore:
         tier.note_latest(loaded)
 
     def _has_room(self) -> bool:
-        """Behind a step that could not be submitted nothing is launched: its requests are going to end. Nor is it
-        behind one whose tokens are not sampled: the next would read them."""
-        if self._in_flight and isinstance(self._in_flight[-1].pending, _FailedStep | _AwaitsMasks):
-            return False
-        return len(self._in_flight) < self.executor.max_in_flight
+        """After a step that could not be submitted nothing is launched: its requests are going to end."""
+        in_flight = self.scheduler.in_flight
+        if not in_flight:
+            return True
+        last = in_flight[-1].pending
+        is_lost = last is None or isinstance(last, FailedStep)
+        return not is_lost and len(in_flight) < self.executor.max_in_flight
 
-    def _launch(self, output: SchedulerOutput) -> None:
-        """Hand a plan to the executor; if that fails, a failed step stands in for it."""
-        snapshot, submitted_s = self._take_snapshot(output), self._now()
-        if self.scheduler.speculation is not None and self._goes_on and not self._in_flight:
-            submitted_s = self._last_result_s  # it may be for guesses that nothing was launched before
+    def _launch(self, step: LaunchedStep) -> None:
+        """Hand a planned step to the executor; if that fails, a failed step stands in for it."""
+        self._note_launch(step)
+        if self.scheduler.speculation is not None and self._goes_on and len(self.scheduler.in_flight) == 1:
+            step.submitted_s = self._last_result_s  # it may be for guesses that nothing was launched before
         try:
             with span("submit"):
-                pending = self._submit(output)
+                step.pending = self.executor.submit(step.output)
         except BaseException as error:
-            self._in_flight.append(_InFlight(output, snapshot, _FailedStep(error), submitted_s))
+            step.pending = FailedStep(error)
             if _is_more_than_a_step(error):
                 raise
-            return
-        self._in_flight.append(_InFlight(output, snapshot, pending, submitted_s))
 
-    def _submit(self, output: SchedulerOutput) -> PendingStep:
-        """A step with guided requests samples when their masks are there. What they depend on, the tokens of the step
-        before, is known at once if nothing is in flight; otherwise forward runs meanwhile."""
-        guided = self._guided(output)
-        if not guided:
-            return self.executor.submit(output)
-        assert self._guides is not None
-        if self._in_flight:
-            return _AwaitsMasks(self.executor.forward(output))
-        masks = self._guides.begin(guided)  # in threads, beside the step
-        try:
-            step = self.executor.forward(output)
-        finally:
-            found = masks.result()
-        pending = step.sample(found.masks)
-        self._end_guided(found)
-        return pending
-
-    def _guided(self, output: SchedulerOutput) -> list[tuple[str, Sequence[int]]]:
-        """The requests of a step that choose by masks, and their guesses."""
-        if self._guides is None or not self._guides.live:
-            return []
-        live = self._guides.live
-        return [(one.request_id, one.drafts) for one in output.scheduled if one.samples and one.request_id in live]
-
-    def _begin_masks(self) -> None:
-        """The step before has been taken in: the masks of the next one can be made, while outputs are."""
-        if self._in_flight and isinstance(self._in_flight[0].pending, _AwaitsMasks):
-            assert self._guides is not None
-            self._in_flight[0].pending.masks = self._guides.begin(self._guided(self._in_flight[0].output))
-
-    def _sample_awaiting(self) -> None:
-        """Let the oldest step sample, if it waits for its masks."""
-        if not self._in_flight or not isinstance(self._in_flight[0].pending, _AwaitsMasks):
-            return
-        step, pending = self._in_flight[0], self._in_flight[0].pending
-        if pending.masks is None:
-            self._begin_masks()  # an interruption has come before
-        assert pending.masks is not None
-        try:
-            with span("masks"):
-                found = pending.masks.result()
-            with span("sample"):
-                sampled = pending.step.sample(found.masks)
-            self._end_guided(found)
-        except BaseException as error:
-            self._in_flight[0] = step._replace(pending=_FailedStep(error))
-            if _is_more_than_a_step(error):
-                raise
-            return
-        self._in_flight[0] = step._replace(pending=sampled)
-
-    def _end_guided(self, step: GuidedStep) -> None:
-        """End requests that their guides end; what a step in flight chooses for them is dropped."""
-        assert self._guides is not None
-        self._ended += [self._end(end) for end in self._guides.take_ends(step)]
-
-    def _end(self, end: GuideEnd) -> RequestUpdate:
-        request_id, status = end.request_id, RequestStatus.FINISHED_STOPPED
-        if end.error is not None:
-            status = RequestStatus.FINISHED_ERROR
-        self.scheduler.finish_request(request_id, status)
-        if request_id in self.scheduler.requests:
-            return RequestUpdate(request_id, (), (), None, last_status=status)
-        return RequestUpdate(request_id, (), (), status, error=end.error)
-
-    def _find_lost(self) -> None:
-        """Ctrl-C may have come between a plan and its launch, or between an update and the end of its step."""
-        known = {step.output.step_id: step for step in self._in_flight}
-        self._in_flight = deque(
-            known.get(launched.output.step_id) or self._lost(launched.output) for launched in self.scheduler.in_flight
-        )
-
-    def _lost(self, output: SchedulerOutput) -> _InFlight:
-        """Only the newest step can be."""
-        return _InFlight(output, self._take_snapshot(output), _FailedStep(KeyboardInterrupt()), self._now())
+    def _note_launch(self, step: LaunchedStep) -> None:
+        step.snapshot = self._take_snapshot(step.output, step.requests)
+        step.submitted_s = self._now()
 
     def _take_result(self) -> CoreStep:
         """Wait for the oldest step and take in what came of it."""
-        self._sample_awaiting()
-        step = self._in_flight[0]
+        step = self.scheduler.in_flight[0]
+        if step.pending is None:  # Ctrl-C has come between its plan and its launch
+            self._note_launch(step)
+            step.pending = FailedStep(KeyboardInterrupt())
         is_awaited = self.has_unfinished_requests
         failure: Exception | None = None
         try:
@@ -413,7 +317,7 @@ class EngineCore:
                 result = step.pending.result()
         except BaseException as error:
             if _is_more_than_a_step(error):
-                self._in_flight[0] = step._replace(pending=_FailedStep(error))
+                step.pending = FailedStep(error)
                 raise
             failure = typing.cast(Exception, error)
             result = _failed(step.output, failure)
@@ -423,14 +327,9 @@ class EngineCore:
         observed_s = duration_s if failure is None and is_awaited else None
         with span("update"):
             updates = self.scheduler.update(step.output, result, duration_s=observed_s)
-        self._in_flight.popleft()
         self._goes_on = self.has_unfinished_requests
-        if self._guides is not None and self._guides.live:
-            self._guides.note(updates)
-            self._begin_masks()
-        if self._ended:
-            updates, self._ended = self._ended + updates, []
         launched, self._launched = self._launched, []
+        assert step.snapshot is not None
         return CoreStep(launched, updates, self._report(step.snapshot, updates, duration_s, failure))
 
     def _wait(self) -> None:
@@ -445,13 +344,12 @@ class EngineCore:
         self._sleep(min(waits_s, _LONGEST_SLEEP_S))
 
     def _idle_step(self, updates: list[RequestUpdate]) -> CoreStep:
-        snapshot = self._take_snapshot(self.scheduler.nothing())
+        snapshot = self._take_snapshot(self.scheduler.nothing(), ())
         return CoreStep([], updates, self._report(snapshot, updates, 0.0))
 
-    def _take_snapshot(self, output: SchedulerOutput) -> BatchSnapshot:
-        """The state after planning, before anything else happens to the scheduler. An empty plan has no requests."""
+    def _take_snapshot(self, output: SchedulerOutput, requests: tuple[Request, ...]) -> BatchSnapshot:
+        """The state after planning, before anything else happens to the scheduler."""
         scheduler = self.scheduler
-        requests = scheduler.in_flight[-1].requests if output.scheduled else ()
         return BatchSnapshot(
             output=output,
             requests=requests,
@@ -480,29 +378,6 @@ class EngineCore:
             block_size=kv_cache.block_size,
             error=None if failure is None else _words(failure),
         )
-
-
-class _AwaitsMasks:
-    """A step that runs up to its logits; what its requests may choose is not known before the step ahead of it."""
-
-    def __init__(self, step: UnsampledStep) -> None:
-        self.step = step
-        self.masks: Future[GuidedStep] | None = None
-
-    def result(self) -> ModelRunnerOutput:
-        raise RuntimeError("the step has not been sampled")
-
-
-class _FailedStep:
-    """Takes the place of a step that could not be submitted or waited for, until it is its turn to fail."""
-
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
-
-    def result(self) -> ModelRunnerOutput:
-        if isinstance(self._error, Exception):
-            raise self._error
-        raise InterruptedError(f"the step was interrupted by {type(self._error).__name__}")
 
 
 def _is_more_than_a_step(error: BaseException) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headway.config import CacheConfig, EngineConfig, ModelConfig, ResolvedConfig, SchedulerConfig, check_names
-from headway.core import RequestStatus, RequestUpdate
+from headway.core import Request, RequestStatus, RequestUpdate
 from headway.core.create import create_scheduler
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from headway.engine.beam_search import BeamRequests, SearchedStep
@@ -26,7 +26,8 @@ from headway.engine.input_processor import InputProcessor, PreparedRequest, Prom
 from headway.engine.output_processor import EndedCompletion, OutputProcessor
 from headway.engine.step_report import EngineStep
 from headway.errors import ConfigError, InvalidRequestError
-from headway.executor import Executor
+from headway.executor import MaskedExecutor
+from headway.executor.guided import GuidedExecutor
 from headway.models.decoder_config import DecoderConfig
 from headway.outputs import RequestOutput, Streaming, Told
 from headway.predict import AnswerLengths, PromptView
@@ -52,7 +53,7 @@ class LLMEngine:
         self,
         config: ResolvedConfig,
         *,
-        executor: Executor,
+        executor: MaskedExecutor,
         tokenizer: Tokenizer | None,
         model_config: DecoderConfig,
         plan: MemoryPlan,
@@ -69,9 +70,12 @@ class LLMEngine:
         self._lengths = lengths
         vocab_size = model_config.vocab_size
         self.guides = Guides(None if tokenizer is None else GrammarCompiler(tokenizer, vocab_size), vocab_size)
-        self.core = EngineCore(
-            create_scheduler(config.scheduler, config.cache, plan), executor, guides=self.guides, now=now
-        )
+        self.executor = executor
+        self._guided = GuidedExecutor(executor, self.guides)
+        scheduler = create_scheduler(config.scheduler, config.cache, plan)
+        if scheduler.speculation is not None:
+            scheduler.speculation.guides = self.guides
+        self.core = EngineCore(scheduler, executor, now=now)
         self._inputs = InputProcessor(
             tokenizer=tokenizer, vocab_size=model_config.vocab_size, max_model_len=plan.max_model_len
         )
@@ -192,7 +196,7 @@ class LLMEngine:
         for index, (child, own) in enumerate(zip(request.children, told, strict=True)):
             if index not in ended and not own.is_finished:
                 child.resume(own.token_ids)
-                self.core.add_request(child)
+                self._add(child)
         return output
 
     def _queue(self, request: PreparedRequest, stream: Streaming) -> None:
@@ -200,8 +204,14 @@ class LLMEngine:
             self.core.add_request(self.beams.add(request, now_s=self._now()))
             return
         for child in request.children:
-            self.core.add_request(child)
+            self._add(child)
         self._outputs.add(request, stream=stream, now_s=self._now())
+
+    def _add(self, child: Request) -> None:
+        self.core.add_request(child)
+        if child.is_guided:
+            self.guides.add(child)
+            self.core.executor = self._guided  # an engine without guided requests pays nothing for them
 
     def add_request(
         self,
@@ -220,6 +230,8 @@ class LLMEngine:
         `EngineCore.step`."""
         started_s = self._now()
         step = self.core.step()
+        if self.guides.live:
+            self._guided.results_taken()
         begun = []
         for launched in step.launched:
             begun += self._outputs.note_launched(launched, now_s=started_s)
@@ -247,6 +259,7 @@ class LLMEngine:
         output, running = owner.abort(request_id, now_s=self._now())
         for child_id in running:
             self.core.finish_request(child_id, RequestStatus.FINISHED_ABORTED)
+        self.guides.forget_finished()
         return output
 
     def abort_all(self) -> None:
@@ -256,6 +269,7 @@ class LLMEngine:
         self.beams.forget_all()
         for request_id in list(self.core.scheduler.requests):
             self.core.finish_request(request_id, RequestStatus.FINISHED_ABORTED)
+        self.guides.forget_finished()
         self.core.drain()
 
     def _search(self, updates: list[RequestUpdate]) -> SearchedStep:
@@ -282,7 +296,7 @@ class LLMEngine:
     def warm_up(self) -> int:
         """Prepare what would slow down first steps, before the first request. The engine must be idle. Returns how many
         kinds of steps were prepared; 0 on a CPU."""
-        return self.core.executor.warm_up()
+        return self.executor.warm_up()
 
     def shutdown(self) -> None:
         """Free the model and its cache."""
@@ -358,7 +372,7 @@ class LoadedModel:
         before.core.drain()
         self.engine = LLMEngine(
             _changed(self.config, options),
-            executor=before.core.executor,
+            executor=before.executor,
             tokenizer=before.tokenizer,
             model_config=before.model_config,
             plan=dataclasses.replace(

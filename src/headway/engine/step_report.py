@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from headway.core import Request, RequestUpdate, SchedulerOutput
+from headway.core import RequestUpdate
+from headway.core.scheduler_output import BatchSnapshot
 from headway.outputs import RequestOutput, SilentProgress
 
 
@@ -39,21 +40,6 @@ class StepRow(NamedTuple):
         """One token, fed back from the step before, and guesses of those after it; anything else is a chunk of tokens
         that are already known."""
         return self.num_tokens == 1 + self.num_drafts and self.num_computed_tokens >= self.num_prompt_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class BatchSnapshot:
-    """The state of the scheduler right after it has planned a step: all of a report but the outcome."""
-
-    output: SchedulerOutput
-    requests: tuple[Request, ...]
-    """One for each of `output.scheduled`; later steps change them."""
-    num_tokens: tuple[int, ...]
-    """How many tokens each has, with the one that the step samples."""
-    num_running: int
-    num_waiting: int
-    num_used_blocks: int
-    num_used_slots: int
 
 
 @dataclass(frozen=True, eq=False)

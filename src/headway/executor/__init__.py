@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from headway.core.kv.moves import BlockMoves
-from headway.core.scheduler_output import SchedulerOutput
-from headway.runner.base import PendingStep, UnsampledStep
+from headway.core.scheduler_output import ModelRunnerOutput, PendingStep, SchedulerOutput
+from headway.runner.base import UnsampledStep
 from headway.transfer.block_store import BlockTransfers
 
-__all__ = ["Executor", "PendingStep", "UnsampledStep"]
+__all__ = ["Executor", "FailedStep", "MaskedExecutor", "PendingStep", "UnsampledStep"]
 
 
 class Executor(Protocol):
@@ -37,11 +37,6 @@ class Executor(Protocol):
         """Start to compute the scheduled tokens and to sample where the plan says so. The plan is not empty."""
         ...
 
-    def forward(self, output: SchedulerOutput) -> UnsampledStep:
-        """Start to compute the scheduled tokens, up to the logits. Tokens are chosen when the masks are there; nothing
-        may be submitted before."""
-        ...
-
     def move(self, moves: BlockMoves) -> None:
         """Make the copies of these moves without a step, behind those that are in flight."""
         ...
@@ -54,3 +49,25 @@ class Executor(Protocol):
     def shutdown(self) -> None:
         """Free what the executor holds. Nothing may be submitted afterwards."""
         ...
+
+
+class MaskedExecutor(Executor, Protocol):
+    """An executor whose requests can be guided; see `headway.executor.guided`."""
+
+    def forward(self, output: SchedulerOutput) -> UnsampledStep:
+        """Start to compute the scheduled tokens, up to the logits. Tokens are chosen when the masks are there; nothing
+        may be submitted before."""
+        ...
+
+
+class FailedStep:
+    """Takes the place of a step that could not be submitted, sampled or waited for, until it is its turn to fail."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def result(self) -> ModelRunnerOutput:
+        """Raise what went wrong; an interruption as an error of the step."""
+        if isinstance(self._error, Exception):
+            raise self._error
+        raise InterruptedError(f"the step was interrupted by {type(self._error).__name__}")

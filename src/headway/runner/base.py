@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from headway.core.kv.moves import BlockMoves
-from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from headway.core.scheduler_output import PendingStep, SchedulerOutput
 from headway.structured.guides import TokenMasks
 
 if TYPE_CHECKING:
@@ -15,14 +15,6 @@ if TYPE_CHECKING:
     from headway.attention import AttentionBackend
     from headway.models.decoder import Decoder
     from headway.transfer.block_store import BlockTransfers
-
-
-class PendingStep(Protocol):
-    """A step that has been submitted."""
-
-    def result(self) -> ModelRunnerOutput:
-        """Wait until the step has run. Called once per step, in order of submission; raises if the step failed."""
-        ...
 
 
 class UnsampledStep(Protocol):

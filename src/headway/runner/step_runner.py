@@ -27,12 +27,13 @@ from headway.core.kv.moves import BlockMoves
 from headway.core.scheduler_output import (
     ModelRunnerOutput,
     NewRequest,
+    PendingStep,
     PooledPrompt,
     PromptLogprobs,
     SampledTokens,
     SchedulerOutput,
 )
-from headway.runner.base import PagedModel, PendingStep, RunnerSettings
+from headway.runner.base import PagedModel, RunnerSettings
 from headway.runner.draft_model import DraftModel
 from headway.runner.logit_edits import LineMasks
 from headway.runner.prompt_readings import logprobs_of_prompts, pooled_prompts

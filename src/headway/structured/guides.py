@@ -1,26 +1,26 @@
 """Which tokens may come next: a guide for each request whose answer must fit a grammar, or a part of the vocabulary.
 
-    note         the tokens that were chosen
-    begin        matchers read them, and the masks of a step's guided requests are computed, in threads while it runs; a
-                 request whose grammar has ended, or broke, is named
+    begin        matchers read the tokens that their requests have, and the masks of a step's guided requests are
+                 computed, in threads while it runs; a request whose grammar has ended, or broke, is named
     forced       what must come next, so that it can be guessed; `num_fitting`: how much of a guess may
 
-A mask is a bit per token; a request that verifies guesses has one for each place. The engine hands a step's masks to
-the executor between forward and sampling.
+A mask is a bit per token; a request that verifies guesses has one for each place. `headway.executor.guided` hands a
+step's masks to the executor between forward and sampling.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.scheduler_output import RequestUpdate
+from headway.core.request import Request, RequestStatus
+from headway.core.scheduler_output import ScheduledRequest
 from headway.errors import InvalidRequestError
 from headway.sampling_params import SamplingParams
 from headway.structured.compile_grammar import refused
@@ -55,20 +55,26 @@ class GuideEnd(NamedTuple):
     """None: its grammar allows nothing more, and its end tokens may not be chosen."""
 
 
-class _Guide:
-    """What one request may say next."""
+class Guide:
+    """What one request may say next. It reads the request's own tokens."""
 
-    def __init__(self, compiled: Compiled | None, allowed: NDArray[np.uint32] | None, params: SamplingParams) -> None:
+    def __init__(
+        self,
+        request: Request,
+        params: SamplingParams,
+        compiled: Compiled | None,
+        allowed: NDArray[np.uint32] | None,
+    ) -> None:
+        self.request = request
         self.compiled = compiled
         self.allowed = allowed
-        self.tokens: list[int] = []
-        """The request's answer."""
         self.start: LLMatcher | None = None
         """The matcher whose copy this request follows, and whose lexer it uses."""
         self.matcher: LLMatcher | None = None
         self.error: str | None = None
         """What was wrong with a token that was chosen, which can only be a fault of the matcher's."""
-        self._num_read = 0  # of the tokens, by the matcher
+        self.num_read = 0
+        """How many tokens of the answer the matcher has taken in."""
         self._ignores_eos = params.ignore_eos
         self._min_tokens = params.min_tokens
         if compiled is not None:
@@ -76,8 +82,9 @@ class _Guide:
             self.matcher = self.start.deep_copy()
 
     def read(self) -> LLMatcher | None:
-        """Take in chosen tokens. Returns the matcher, if it can tell what follows."""
-        unread, self._num_read = self.tokens[self._num_read :], len(self.tokens)
+        """Take in tokens that were chosen since. Returns the matcher, if it can tell what follows."""
+        unread = self.request.output_token_ids[self.num_read :]
+        self.num_read += len(unread)
         matcher = self.matcher
         if matcher is not None and unread and not matcher.consume_tokens(unread):
             self.error = refused(matcher.get_error() or "the grammar is at its end").args[0]
@@ -86,21 +93,39 @@ class _Guide:
     def move(self, start: LLMatcher) -> None:
         """Use another lexer from now on."""
         matcher = start.deep_copy()
-        if matcher.consume_tokens(self.tokens[: self._num_read]):
+        if matcher.consume_tokens(self.request.output_token_ids[: self.num_read]):
             self.start, self.matcher = start, matcher
 
     @property
     def is_at_end(self) -> bool:
         """Whether nothing but an end token may follow, and that may not."""
-        is_barred = self._ignores_eos or self._num_read < self._min_tokens
+        is_barred = self._ignores_eos or self.num_read < self._min_tokens
         return is_barred and self.matcher is not None and self.matcher.is_stopped()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its request has."""
+        status = self.request.status
+        return status is not RequestStatus.RUNNING and status.is_finished
+
+
+class GuidedShare(NamedTuple):
+    """A guided request in a step that chooses a token for it."""
+
+    guide: Guide
+    drafts: Sequence[int]
+
+    @property
+    def is_next(self) -> bool:
+        """Whether only this step's tokens are pending: all before them are known."""
+        return self.guide.request.num_pending_tokens <= 1 + len(self.drafts)
 
 
 class GuidedStep(NamedTuple):
     """What guides say of a step."""
 
     masks: TokenMasks
-    ends: tuple[tuple[GuideEnd, _Guide], ...]
+    ends: tuple[GuideEnd, ...]
     """Requests that are over; whatever is chosen for them in this step does not count."""
 
 
@@ -110,7 +135,7 @@ class Guides:
     def __init__(self, compiler: GrammarCompiler | None, vocab_size: int) -> None:
         self._compiler = compiler
         self._num_words = -(-(vocab_size if compiler is None else compiler.vocab_size) // 32)
-        self.live: dict[str, _Guide] = {}
+        self.live: dict[str, Guide] = {}
         """By request id."""
         self._num_threads = min(MAX_MASK_THREADS, os.cpu_count() or 1)
         self._threads: ThreadPoolExecutor | None = None
@@ -131,60 +156,54 @@ class Guides:
         if self._compiler is not None and self._compiler.can_prepare:
             self._compiler.prepare()
 
-    def add(self, request_id: str, params: SamplingParams, token_ids: Sequence[int] = ()) -> None:
-        """Guide a request from its first token on, or from behind these. Its grammar should have been compiled."""
+    def add(self, request: Request) -> None:
+        """Guide a request; it may have tokens already. Its grammar should have been compiled."""
+        params = request.sampling_params
+        assert params is not None
         compiled = None if params.grammar is None else self.compile(params).result()
         allowed = None
         if params.allowed_token_ids is not None:
             allowed = _bits(params.allowed_token_ids, self._num_words)
-        self.live[request_id] = guide = _Guide(compiled, allowed, params)
-        guide.tokens += token_ids
+        self.live[request.request_id] = Guide(request, params, compiled, allowed)
 
-    def drop(self, request_id: str) -> None:
-        """Forget a request, guided or not."""
-        self.live.pop(request_id, None)
+    def forget_finished(self) -> None:
+        """Drop the guides of requests that have ended."""
+        ended = [request_id for request_id, guide in self.live.items() if guide.has_ended]
+        for request_id in ended:
+            del self.live[request_id]
 
-    def note(self, updates: Iterable[RequestUpdate]) -> None:
-        """Take in what a step brought. Requests that have ended lose their guide."""
-        for update in updates:
-            guide = self.live.get(update.request_id)
-            if guide is not None:
-                if update.finish_status is None and update.last_status is None:
-                    guide.tokens += update.new_token_ids
-                else:
-                    del self.live[update.request_id]
+    def shares(self, scheduled: Sequence[ScheduledRequest]) -> list[GuidedShare]:
+        """The guided requests of a step that choose tokens in it."""
+        live = self.live
+        return [
+            GuidedShare(live[share.request_id], share.drafts)
+            for share in scheduled
+            if share.samples and share.request_id in live
+        ]
 
     def forced(self, request_id: str) -> Sequence[int]:
         """How a request's answer must go on, as far as that is certain, in the tokens that its text would be cut into.
-        Not while a `begin` is awaited."""
+        Not while a token of its answer is pending."""
         guide = self.live.get(request_id)
         matcher = None if guide is None else guide.read()
         return () if matcher is None else matcher.compute_ff_tokens()
 
     def num_fitting(self, request_id: str, token_ids: Sequence[int]) -> int:
-        """How many of these tokens may follow. Not while a `begin` is awaited."""
+        """How many of these tokens may follow. Not while a token of its answer is pending."""
         guide = self.live.get(request_id)
         matcher = None if guide is None else guide.read()
         return len(token_ids) if matcher is None else matcher.validate_tokens(list(token_ids))
 
-    def begin(self, step: Sequence[tuple[str, Sequence[int]]]) -> Future[GuidedStep]:
-        """Read what was noted, and find what these requests may choose next, and behind each of the tokens that are
-        guessed: in threads, beside everything else. It must be awaited before the next `note` or `begin`."""
+    def begin(self, step: Sequence[GuidedShare]) -> Future[GuidedStep]:
+        """Find what the requests of a step may choose, and what may follow each of their drafts: in threads, beside
+        everything else. Their tokens before this step must be known, and no others may come before it is done."""
         if self._threads is None:
             from llguidance import LLExecutor
 
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="masks")
             self._masks = LLExecutor(num_threads=self._num_threads)
-        guides = [self.live[request_id] for request_id, _ in step]
-        request_ids = tuple(request_id for request_id, _ in step)
-        return self._threads.submit(self._compute, request_ids, guides, [list(drafts) for _, drafts in step])
-
-    def take_ends(self, step: GuidedStep) -> list[GuideEnd]:
-        """The requests that their guides end in this step; those that have ended otherwise meanwhile left out."""
-        ends = [end for end, guide in step.ends if self.live.get(end.request_id) is guide]
-        for end in ends:
-            del self.live[end.request_id]
-        return ends
+        live = [share for share in step if not share.guide.has_ended]
+        return self._threads.submit(self._compute, [one.guide for one in live], [list(one.drafts) for one in live])
 
     def close(self) -> None:
         """Stop the threads and processes."""
@@ -193,9 +212,7 @@ class Guides:
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _compute(
-        self, request_ids: tuple[str, ...], guides: Sequence[_Guide], drafts: Sequence[list[int]]
-    ) -> GuidedStep:
+    def _compute(self, guides: Sequence[Guide], drafts: Sequence[list[int]]) -> GuidedStep:
         for guide in guides:
             guide.read()
         num_lines = [1 + len(own) for own in drafts]
@@ -203,15 +220,16 @@ class Guides:
         bits = np.empty((first_lines.pop(), self._num_words), dtype=np.uint32)
         self._write_masks(bits, self._spread(guides), first_lines, drafts)
         ends = []
-        for request_id, guide, first, count in zip(request_ids, guides, first_lines, num_lines, strict=True):
+        for guide, first, count in zip(guides, first_lines, num_lines, strict=True):
             own = bits[first : first + count]
             if guide.allowed is not None:
                 own[:] = guide.allowed if guide.matcher is None else own & guide.allowed
             if guide.matcher is not None and guide.error is None and guide.matcher.is_error():
                 guide.error = refused(guide.matcher.get_error()).args[0]
             if guide.error is not None or guide.is_at_end:
-                ends.append((GuideEnd(request_id, guide.error), guide))
+                ends.append(GuideEnd(guide.request.request_id, guide.error))
                 own[:] = _EVERYTHING
+        request_ids = tuple([guide.request.request_id for guide in guides])
         return GuidedStep(TokenMasks(request_ids, tuple(num_lines), bits), tuple(ends))
 
     def _write_masks(
@@ -233,7 +251,7 @@ class Guides:
                 bits[first : first + 1 + len(own)] = _EVERYTHING
             self._masks.unsafe_compute_mask_ptr_with_draft_token(guessing, *size)
 
-    def _spread(self, guides: Sequence[_Guide]) -> list[tuple[LLMatcher, int]]:
+    def _spread(self, guides: Sequence[Guide]) -> list[tuple[LLMatcher, int]]:
         """The matchers and the places of their guides, after some were moved from lexers that too many use. Those with
         one lexer are side by side: neighbours are given to one thread."""
         lexers: dict[int, list[int]] = {}
@@ -247,7 +265,7 @@ class Guides:
         lines = [line for group in lexers.values() for line in group]
         return [(matcher, line) for line in lines if (matcher := guides[line].matcher) is not None]
 
-    def _balance(self, compiled: Compiled, groups: list[list[int]], guides: Sequence[_Guide]) -> None:
+    def _balance(self, compiled: Compiled, groups: list[list[int]], guides: Sequence[Guide]) -> None:
         """Share the guides of a grammar among its lexers, and have another one made if there are too few."""
         num_users = sum(map(len, groups))
         if num_users > len(groups) * USERS_OF_A_LEXER and compiled.may_grow(self._num_threads):
@@ -256,8 +274,8 @@ class Guides:
         fair = max(-(-num_users // len(groups)), USERS_OF_A_LEXER)
         num_tokens = 0
         for group in groups:
-            group.sort(key=lambda line: len(guides[line].tokens), reverse=True)
-            while len(group) > fair and (num_tokens := num_tokens + len(guides[group[-1]].tokens)) <= MOVED_TOKENS:
+            group.sort(key=lambda line: guides[line].num_read, reverse=True)
+            while len(group) > fair and (num_tokens := num_tokens + guides[group[-1]].num_read) <= MOVED_TOKENS:
                 number, other = min(enumerate(groups), key=lambda entry: len(entry[1]))
                 guides[group[-1]].move(compiled.starts[number])
                 other.append(group.pop())

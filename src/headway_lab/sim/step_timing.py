@@ -28,7 +28,7 @@ from headway_lab.sim.cost_model import CostModel, StepWork
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
     from headway.engine.step_report import EngineStep
-    from headway.executor import Executor, PendingStep, UnsampledStep
+    from headway.executor import Executor, PendingStep
 
 
 Now = Callable[[], float]
@@ -113,9 +113,6 @@ class _TimedExecutor:
         pending = self._executor.submit(output)
         self.waited_s += self.now() - started_s
         return _TimedStep(pending, self, None)
-
-    def forward(self, output: SchedulerOutput) -> UnsampledStep:
-        return self._executor.forward(output)  # measured work has no grammars
 
     def move(self, moves: BlockMoves) -> None:
         self._executor.move(moves)

@@ -61,6 +61,23 @@ def test_an_error_ends_one_request_and_no_other() -> None:
     assert list(scheduler.requests) == ["b"]
 
 
+@pytest.mark.parametrize("is_preempted", [False, True])
+def test_a_request_that_may_choose_nothing_more_stops_without_a_token(is_preempted: bool) -> None:
+    scheduler = make_scheduler(num_blocks=3, block_size=2) if is_preempted else make_scheduler()
+    for name in "ab":
+        scheduler.add_request(request(name, 2, max_tokens=2))
+    output = scheduler.schedule()
+    if is_preempted:  # one of them gives its block to the other, before it is known that it has stopped
+        assert scheduler.schedule().preempted_request_ids == ("b",)
+    stopped = "b"
+    tokens = {name: SampledTokens((3,)) for name in "ab"}
+    updates = scheduler.update(output, ModelRunnerOutput(tokens, {}, stopped=frozenset(stopped)))
+    check_invariants(scheduler)
+    ends = {update.request_id: (update.new_token_ids, update.finish_status) for update in updates}
+    assert ends == {"a": ((3,), None), "b": ((), RequestStatus.FINISHED_STOPPED)}
+    assert list(scheduler.requests) == ["a"]
+
+
 def test_an_unknown_policy_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'priority'"):
         create_policy("prioriti", make_scheduler().view)

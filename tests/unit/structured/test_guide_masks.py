@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from headway.core import Request
 from headway.sampling_params import SamplingParams, StructuredOutputsParams
 from headway.structured.compiling import GrammarCompiler
 from headway.structured.grammars import grammar_of
-from headway.structured.guides import Guides
+from headway.structured.guides import GuidedShare, GuidedStep, Guides
 from tests.unit.structured.matching import allowed_by, embedded_tokenizer
 
 
@@ -22,14 +23,20 @@ def guides() -> Iterator[Guides]:
     made.close()
 
 
-def allowed(guides: Guides, *token_ids: int, **fields: Any) -> set[int]:
-    """What a request that answers yes or no may say after these tokens."""
+def next_step(guides: Guides, *token_ids: int, **fields: Any) -> GuidedStep:
+    """Of a request that answers yes or no, after these tokens."""
     structured = StructuredOutputsParams(choice=["yes", "no"])
-    params = SamplingParams(structured_outputs=structured, **fields).with_grammar(grammar_of(structured))
-    guides.add("r", params, token_ids)
-    bits = guides.begin([("r", ())]).result().masks.bits[0]
-    guides.drop("r")
-    return set(allowed_by(bits).tolist())
+    params = SamplingParams(max_tokens=40, structured_outputs=structured, **fields)
+    params = params.with_grammar(grammar_of(structured))
+    request = Request("r", [1], max_tokens=40, sampling_params=params)
+    request.resume(token_ids)
+    guides.add(request)
+    return guides.begin([GuidedShare(guides.live["r"], ())]).result()
+
+
+def allowed(guides: Guides, *token_ids: int, **fields: Any) -> set[int]:
+    """What it may say."""
+    return set(allowed_by(next_step(guides, *token_ids, **fields).masks.bits[0]).tolist())
 
 
 def test_a_list_of_tokens_and_a_grammar_both_hold(guides: Guides) -> None:
@@ -54,10 +61,5 @@ def test_an_answer_from_elsewhere_goes_on_where_it_was(guides: Guides) -> None:
 def test_a_grammar_at_its_end_ends_a_request_whose_end_token_is_barred(
     guides: Guides, fields: dict[str, Any], ends: bool
 ) -> None:
-    structured = StructuredOutputsParams(choice=["yes", "no"])
-    params = SamplingParams(max_tokens=40, structured_outputs=structured, **fields)
-    params = params.with_grammar(grammar_of(structured))
-    guides.add("r", params, embedded_tokenizer().encode("yes", add_special_tokens=False))
-    step = guides.begin([("r", ())]).result()
-    assert [end.request_id for end in guides.take_ends(step)] == ["r"] * ends
-    guides.drop("r")
+    step = next_step(guides, *embedded_tokenizer().encode("yes", add_special_tokens=False), **fields)
+    assert [end.request_id for end in step.ends] == ["r"] * ends

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from headway.core.scheduler_output import RequestUpdate
+from headway.core import Request, RequestStatus
 from headway.sampling_params import SamplingParams, StructuredOutputsParams
 from headway.structured import compiling, guides
 from headway.structured.compiling import GrammarCompiler
 from headway.structured.grammars import grammar_of
-from headway.structured.guides import GuidedStep, Guides
+from headway.structured.guides import GuidedShare, GuidedStep, Guides
 from tests.unit.structured.matching import allowed_by, embedded_tokenizer
 
 LISTS = {
@@ -39,6 +39,10 @@ def params(schema: dict[str, object]) -> SamplingParams:
     return SamplingParams(max_tokens=200, structured_outputs=structured).with_grammar(grammar_of(structured))
 
 
+def request(name: str, schema: dict[str, object]) -> Request:
+    return Request(name, [1], max_tokens=200, sampling_params=params(schema))
+
+
 class Walk:
     """Requests that choose at random what they may, each beside a matcher that only it uses."""
 
@@ -49,24 +53,30 @@ class Walk:
         self._own = {}
 
     def add(self, name: str, schema: dict[str, object]) -> None:
-        asked = params(schema)
-        self.made.add(name, asked)
-        assert asked.grammar is not None
-        self._own[name] = compiling.compile_grammar(self._alone.prepare(), asked.grammar)
+        asked = request(name, schema)
+        self.made.add(asked)
+        assert asked.sampling_params is not None and asked.sampling_params.grammar is not None
+        self._own[name] = compiling.compile_grammar(self._alone.prepare(), asked.sampling_params.grammar)
+
+    def begin(self, drafts: dict[str, list[int]]) -> GuidedStep:
+        shares = [GuidedShare(self.made.live[name], own) for name, own in drafts.items()]
+        return self.made.begin(shares).result(timeout=60)
+
+    def end(self, name: str) -> None:
+        self.made.live[name].request.move_to(RequestStatus.FINISHED_ABORTED)
+        self.made.forget_finished()
 
     def step(self) -> GuidedStep:
         names = list(self.made.live)
-        found = self.made.begin([(name, ()) for name in names]).result(timeout=60)
+        found = self.begin({name: [] for name in names})
         assert found.masks.request_ids == tuple(names) and not found.ends
         assert found.masks.num_lines == (1,) * len(names)
-        updates = []
         for name, bits in zip(names, found.masks.bits, strict=True):
             own = self._own[name]
             assert bits.tobytes() == own.compute_bitmask()[: bits.nbytes]
             token_id = self._random.choice(allowed_by(bits).tolist())
             assert own.consume_token(token_id)
-            updates.append(RequestUpdate(name, (token_id,), (), None))
-        self.made.note(updates)
+            self.made.live[name].request.append_output_token(token_id)
         return found
 
     def steps(self, number: int) -> None:
@@ -92,7 +102,7 @@ def test_many_requests_of_one_grammar_share_several_lexers(made: Guides) -> None
     walk.steps(6)
     assert walk.users() == [1, 2, 4, 4, 4]
     for number in range(12):  # those that leave do not leave one lexer to all others
-        made.drop(f"list {number}")
+        walk.end(f"list {number}")
         walk.add(f"new {number}", LISTS)
         walk.step()
     assert max(walk.users()) <= guides.USERS_OF_A_LEXER
@@ -135,7 +145,7 @@ def test_masks_behind_guesses(made: Guides) -> None:
     wrong = [*right[:2], tokenizer.encode("\n", add_special_tokens=False)[0], *right[2:]]  # not in a string
     for _ in range(2):  # the same again: nothing was consumed
         drafts = {"fits": right, "does not": wrong, "none": []}
-        found = made.begin(list(drafts.items())).result(timeout=60)
+        found = walk.begin(drafts)
         assert found.masks.num_lines == (len(right) + 1, len(wrong) + 1, 1) and not found.ends
         first = 0
         for name, count in zip(found.masks.request_ids, found.masks.num_lines, strict=True):
@@ -152,9 +162,11 @@ def test_masks_behind_guesses(made: Guides) -> None:
 
 def test_what_a_grammar_leaves_no_choice_about(made: Guides) -> None:
     tokenizer = embedded_tokenizer()
-    made.add("one", params({"enum": ["a very long constant", "another"]}))
+    asked = request("one", {"enum": ["a very long constant", "another"]})
+    made.add(asked)
     start = tokenizer.encode('"a v', add_special_tokens=False)
     assert '"a'.startswith(tokenizer.decode(list(made.forced("one"))))
-    made.note([RequestUpdate("one", tuple(start), (), None)])
+    for token_id in start:
+        asked.append_output_token(token_id)
     assert tokenizer.decode([*start, *made.forced("one")]).startswith('"a very long')
     assert made.forced("nobody") == () and made.num_fitting("nobody", [1, 2]) == 2
