@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from headway import LLM, SamplingParams
-from headway.engine import engine_core
+from headway.engine import block_pump
 
 PARAMS = SamplingParams(max_tokens=1, temperature=0)
 FIRST = "host memory"
@@ -40,11 +40,11 @@ def main() -> None:
     rng = random.Random(time.time_ns())  # not what is there from another run
     vocabulary = range(1000, 30000)
     prompts = [rng.choices(vocabulary, k=options.tokens) for _ in range(options.repeat)]
-    load_ahead_s = engine_core.LOAD_AHEAD_S
+    load_latest_s = block_pump.LOAD_LATEST_S
     for life in (FIRST, "after a restart", "disk", "disk, cold"):
         if life == "disk, cold":
             _forget(options.folder)
-        engine_core.LOAD_AHEAD_S = 0.0 if life.startswith("disk") else load_ahead_s
+        block_pump.LOAD_LATEST_S = 0.0 if life.startswith("disk") else load_latest_s
         started_s = time.perf_counter()
         llm = _start(options)
         print(f"started in {time.perf_counter() - started_s:.2f} s")

@@ -45,16 +45,15 @@ def measure(options: argparse.Namespace, engine: LLMEngine) -> OnlineMetrics:
     replay(engine, warm_up[:NUM_WARM_UP], temperature=SCENARIO_TEMPERATURE)
     result = replay(engine, work[: options.num_requests], temperature=SCENARIO_TEMPERATURE)
     metrics = OnlineMetrics.of(result.timelines, result.duration_s)
-    tier = engine.core.scheduler.kv_cache.host_tier
-    moved = (
-        "" if tier is None else f", {tier.stats.num_moved_out_blocks} blocks out, {tier.stats.num_moved_in_blocks} in"
-    )
+    tiers = engine.core.scheduler.kv_cache.tiers
+    stats = None if tiers is None else tiers.host.stats
+    moved = "" if stats is None else f", {stats.num_moved_out_blocks} blocks out, {stats.num_moved_in_blocks} in"
     most = max(timeline.num_preemptions for timeline in result.timelines)
     print(
         f"{mode:<10} TTFT {_row(metrics, 'ttft')} | ITL {_row(metrics, 'itl')} | E2E {_row(metrics, 'e2el')} | "
         f"{metrics.num_preemptions} preemptions (at most {most} of one request){moved}, {metrics.num_lost} lost, "
         f"{metrics.output_tok_s:,.0f} tok/s"
-        + (f", a block comes back in {1e6 * engine.plan.restore_block_s:.0f} us" if tier is not None else ""),
+        + (f", a block comes back in {1e6 * engine.plan.restore_block_s:.0f} us" if tiers is not None else ""),
         flush=True,
     )
     return metrics

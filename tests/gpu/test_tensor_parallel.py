@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from headway import LLM, SamplingParams
-from headway.core import HostTier
+from headway.core import DiskIndex
 from headway.errors import EngineDeadError
 from headway.sampling_params import StructuredOutputsParams
 from headway.transfer.block_store import Done
@@ -57,7 +57,7 @@ def test_two_ranks_on_one_gpu(variant: str, tmp_path: Path) -> None:
 
 def test_blocks_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second engine's prompts come from files: each has the parts of both ranks."""
-    monkeypatch.setattr(HostTier, "is_worth_fetching", lambda *_: True)
+    monkeypatch.setattr(DiskIndex, "is_worth_fetching", lambda *_: True)
     folder = str(save_folder(hf_model("qwen3", num_hidden_layers=1), tmp_path / "model"))
     options = {**SMALL, "block_size": 4, "num_rounds": 1}
     expected, own = tokens(folder, **options), {**options, "disk_cache": str(tmp_path / "kv")}

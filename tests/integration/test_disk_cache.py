@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from headway import LLM, SamplingParams
-from headway.core import HostTier
-from headway.engine import engine_core
+from headway.core import DiskIndex, HostTier
+from headway.engine import block_pump
 from headway.errors import ConfigError
 from headway.front.backoff import Backoff
 from headway.front.engine_client import EngineClient
@@ -58,14 +58,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """This model computes faster than any disk reads, and on a busy machine than blocks are copied."""
-    monkeypatch.setattr(HostTier, "is_worth_fetching", lambda *_: True)
+    monkeypatch.setattr(DiskIndex, "is_worth_fetching", lambda *_: True)
     monkeypatch.setattr(HostBlocks, "measure_restore", lambda _: 0.0)
 
 
 def tier_of(llm: LLM) -> HostTier:
-    tier = llm.engine.core.scheduler.kv_cache.host_tier
-    assert tier is not None and tier.far is not None
-    return tier
+    tiers = llm.engine.core.scheduler.kv_cache.tiers
+    assert tiers is not None and tiers.host.disk is not None
+    return tiers.host
 
 
 @pytest.mark.usefixtures("always_worth_it")
@@ -89,12 +89,12 @@ def test_tokens_are_those_of_each_request_alone_over_several_lives(
 
 
 @pytest.fixture
-def nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are read when a request wants them."""
-    monkeypatch.setattr(engine_core, "LOAD_AHEAD_S", 0.0)
+    monkeypatch.setattr(block_pump, "LOAD_LATEST_S", 0.0)
 
 
-@pytest.mark.usefixtures("always_worth_it", "nothing_ahead")
+@pytest.mark.usefixtures("always_worth_it", "nothing_loaded")
 @pytest.mark.parametrize(
     "params",
     [
@@ -143,7 +143,7 @@ def test_another_model_or_format_finds_nothing(tiny: TinyLLM, tmp_path: Path) ->
     ]
     for model, options in changes:
         llm = model.on_cpu(**{**own, **options})
-        assert not len(tier_of(llm).far or ()), options
+        assert not len(tier_of(llm).disk or ()), options
         assert llm.generate(prompt, params, use_tqdm=False)[0].num_cached_tokens == 0
         llm.shutdown()
     again = tiny.on_cpu(**own)

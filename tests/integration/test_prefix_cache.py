@@ -54,7 +54,7 @@ def test_tokens_stay_the_same_where_requests_have_to_give_way(tiny: TinyLLM, alo
     assert sum(turn.num_preemptions for turn in turns) >= 1
     kv_cache = llm.engine.core.scheduler.kv_cache
     assert kv_cache.prefix_cache is not None and kv_cache.prefix_cache.stats.num_evicted_blocks >= 10
-    assert kv_cache.host_tier is None or kv_cache.host_tier.stats.num_moved_in_blocks >= 2
+    assert kv_cache.tiers is None or kv_cache.tiers.host.stats.num_moved_in_blocks >= 2
 
 
 def test_cached_tokens_are_told(tiny: TinyLLM) -> None:

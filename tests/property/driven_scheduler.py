@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from headway.core import (
-    FarIndex,
+    DiskIndex,
     HostTier,
     KVCacheManager,
     ModelRunnerOutput,
@@ -40,7 +40,7 @@ class Setting:
     block_size: int
     prefix_caching: bool = False
     num_host_slots: int = 0
-    num_far_blocks: int = 0
+    num_disk_blocks: int = 0
     restore_block_s: float = 0.0
     reserve_tokens: int = 0
 
@@ -73,8 +73,8 @@ class Result:
 def _host_tier(setting: Setting) -> HostTier | None:
     if not setting.num_host_slots:
         return None
-    far = FarIndex(setting.num_far_blocks) if setting.num_far_blocks else None
-    return HostTier(setting.num_host_slots, far=far)
+    disk = DiskIndex(setting.num_disk_blocks) if setting.num_disk_blocks else None
+    return HostTier(setting.num_host_slots, disk=disk)
 
 
 class DrivenScheduler:
@@ -124,7 +124,7 @@ class DrivenScheduler:
         return True
 
     def abort(self, name: str) -> None:
-        if name in self.scheduler.kv_cache.requests_with_blocks:
+        if name in self.scheduler.kv_cache.holdings:
             self._left_batch.add(name)
         self.scheduler.finish_request(name, RequestStatus.FINISHED_ABORTED)
         self.on_aborted(name)
@@ -191,7 +191,7 @@ class DrivenScheduler:
 
     def _end(self, call: Callable[[], list[RequestUpdate]]) -> list[RequestUpdate]:
         """A call that may end requests."""
-        in_batch = {*self.scheduler.kv_cache.requests_with_blocks}
+        in_batch = {*self.scheduler.kv_cache.holdings}
         updates = call()
         self._left_batch |= {one.request_id for one in updates if one.finish_status is not None} & in_batch
         return updates

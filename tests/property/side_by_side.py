@@ -107,10 +107,10 @@ class SideBySide(DrivenScheduler):
         for digest, prefix in expected.items():
             assert self.memory.holds(blocks[digest].block_id, prefix[1]), f"{blocks[digest]} does not hold {prefix}"
         assert cache.announced == {self._digest(prefix): name for prefix, name in model.on_their_way.items()}
-        tier = self.scheduler.kv_cache.host_tier
-        if tier is not None:
-            assert len(tier) == len(model.host)
-            assert all(self._digest(prefix) in tier for prefix in model.host)
+        tiers = self.scheduler.kv_cache.tiers
+        if tiers is not None:
+            assert len(tiers.host) == len(model.host)
+            assert all(self._digest(prefix) in tiers.host for prefix in model.host)
             assert self.is_broken or all(self.memory.host_holds(slot, p[1]) for p, slot in model.host.items())
         counts = cache.stats
         assert (counts.num_inserted_blocks, counts.num_evicted_blocks) == (model.num_inserted, len(model.evicted))

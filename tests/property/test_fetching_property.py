@@ -1,4 +1,4 @@
-"""Blocks further away than host memory: random requests, fetches and stores that end at any time, well or not, files
+"""Blocks on disk and in other replicas: random requests, fetches and stores that end at any time, well or not, files
 that vanish, aborts and failed steps. Requests read back their own tokens, all of them end, and no slot is lost."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headway.config import SCHEDULING_POLICIES
-from headway.core import Request, RequestStatus, SchedulerOutput
+from headway.core import HostTier, Request, RequestStatus, SchedulerOutput
 from headway.core.kv.moves import BlockMoves
 from headway.core.live_requests import FETCH_LIMIT_S
 from headway.core.request_options import RequestOptions
@@ -26,17 +26,17 @@ EXPECTED = {
     "failed": 50,
     "stored": 5,
     "not stored": 5,
-    "ahead": 5,
-    "not ahead": 5,
+    "prefetched": 5,
+    "not prefetched": 5,
     "awaited by several": 5,
-    "roomless": 5,
+    "blocked": 5,
     "aborted while fetching": 1,
     "transfers without a step": 5,
 }
 """What a group of worlds must have seen, at the least."""
 
 
-class FarScheduler(DrivenScheduler):
+class TieredScheduler(DrivenScheduler):
     """With a disk and another replica behind it, and slots that hold garbage until a fetch is done."""
 
     def __init__(self, setting: Setting) -> None:
@@ -47,8 +47,9 @@ class FarScheduler(DrivenScheduler):
         self.stores: list[tuple[bytes, int]] = []
 
     @property
-    def tier(self) -> Any:
-        return self.scheduler.kv_cache.host_tier
+    def tier(self) -> HostTier:
+        assert self.scheduler.kv_cache.tiers is not None
+        return self.scheduler.kv_cache.tiers.host
 
     def add(self, request: Request, *, now_s: float | None = None) -> bool:
         size = self.setting.block_size
@@ -62,7 +63,7 @@ class FarScheduler(DrivenScheduler):
         self._begin_transfers(output.moves)
         self.events["transfers without a step"] += output.is_empty and output.moves.has_transfers
         self.events["fetching"] += self.scheduler.num_fetching
-        self.events["roomless"] += len(self.scheduler.live.roomless)
+        self.events["blocked"] += len(self.scheduler.live.blocked)
         awaited = [digest for one in self.scheduler.live.fetching.values() for digest in one.missing]
         self.events["awaited by several"] += sum(count > 1 for count in Counter(awaited).values())
 
@@ -77,18 +78,19 @@ class FarScheduler(DrivenScheduler):
             self.stores.append((digest, slot))
         self.events["fetches"] += len(moves.fetched)
 
-    def bring_ahead(self, *, fails: bool) -> None:
+    def prefetch(self, *, fails: bool) -> None:
         kv_cache = self.scheduler.kv_cache
+        assert kv_cache.tiers is not None
         num_available = kv_cache.num_available_blocks
-        moves = kv_cache.bring_ahead()
-        assert kv_cache.num_available_blocks == num_available, "what is ahead is room for others"
+        moves = kv_cache.prefetch()
+        assert kv_cache.num_available_blocks == num_available, "what is prefetched is room for others"
         self._begin_transfers(moves)
         if fails:
             self.memory.host |= {slot: GARBAGE for _, slot in moves.moved_out}
         else:
             self.memory.move_blocks(moves)
-        kv_cache.landed(moves, has_failed=fails)
-        self.events["not ahead" if fails else "ahead"] += len(moves.moved_in)
+        kv_cache.tiers.landed(moves, has_failed=fails)
+        self.events["not prefetched" if fails else "prefetched"] += len(moves.moved_in)
         self.check()
 
     def on_aborted(self, name: str) -> None:
@@ -116,17 +118,17 @@ class FarScheduler(DrivenScheduler):
         self.events["not stored" if fails else "stored"] += 1
         if not fails:
             self.disk[digest] = content
-        self.scheduler.store_done(digest, not fails)
+        self.tier.store_done(digest, not fails)
         self.check()
 
 
-class FarPlay(RandomPlay):
+class TieredPlay(RandomPlay):
     """Ends transfers at any time."""
 
-    driven: FarScheduler
+    driven: TieredScheduler
 
     def __init__(self, world: World, rng: random.Random, max_in_flight: int, *, failure_rate: float) -> None:
-        super().__init__(world, rng, max_in_flight, create=FarScheduler)
+        super().__init__(world, rng, max_in_flight, create=TieredScheduler)
         self.transfer_rate, self.transfer_failures = rng.choice([0.1, 0.5, 0.95]), failure_rate
         self.seconds = rng.choice([0.0, 0.0, 1e-5, 1.0])
 
@@ -135,16 +137,18 @@ class FarPlay(RandomPlay):
         while self.rng.random() < self.transfer_rate and self.end_transfer():
             pass
         if self.rng.random() < 0.7:
-            self.driven.bring_ahead(fails=self.rng.random() < 0.3)
-        if self.driven.tier.far is not None and self.rng.random() < 0.1:  # another engine shares the folder
+            self.driven.prefetch(fails=self.rng.random() < 0.3)
+        disk = self.driven.tier.disk
+        if disk is not None and self.rng.random() < 0.1:  # another engine shares the folder
             for digest, content in self.driven.truth.items():
                 self.driven.disk[digest] = content
-                self.driven.tier.far.add(digest)
+                disk.add(digest)
         if self.driven.disk and self.rng.random() < 0.05:
             digest = self.rng.choice(list(self.driven.disk))
             del self.driven.disk[digest]
             if self.rng.random() < 0.5:  # otherwise it is noticed when it is wanted
-                self.driven.tier.far.discard(digest)
+                assert disk is not None
+                disk.discard(digest)
 
     def end_transfer(self) -> bool:
         driven, rng = self.driven, self.rng
@@ -161,9 +165,7 @@ class FarPlay(RandomPlay):
             self.driven.events["only fetching"] += not scheduler.waiting
             self.end_transfer()
         else:
-            assert scheduler.num_fetching == len(scheduler.live.roomless), (
-                "blocks are awaited that are not on their way"
-            )
+            assert scheduler.num_fetching == len(scheduler.live.blocked), "blocks are awaited that are not on their way"
             ready_at_s = scheduler.ready_at_s()
             if ready_at_s is None or ready_at_s > self.now_s:  # another class may be first now
                 super().wait()
@@ -181,7 +183,7 @@ class FarPlay(RandomPlay):
         assert not self.driven.scheduler.live._waits_for
 
 
-def far_world(rng: random.Random, policy: str, batching: str) -> World:
+def tiered_world(rng: random.Random, policy: str, batching: str) -> World:
     world = tree_world(rng)
     config = dataclasses.replace(
         small_config(rng, policy=policy, batching=batching),
@@ -191,16 +193,16 @@ def far_world(rng: random.Random, policy: str, batching: str) -> World:
         world.setting,
         config=config,
         num_host_slots=rng.choice([1, 2, 5, 12]),
-        num_far_blocks=rng.choice([0, 3, 1000, 1000]),
+        num_disk_blocks=rng.choice([0, 3, 1000, 1000]),
         restore_block_s=rng.choice([0.0, 0.0, 0.0, 1e-4]),
     )
     return dataclasses.replace(world, setting=setting, failure_rate=rng.choice([0.0, 0.05]))
 
 
-def play(seed: int, policy: str, batching: str = "continuous") -> FarPlay:
+def play(seed: int, policy: str, batching: str = "continuous") -> TieredPlay:
     rng = random.Random(seed)
-    world = far_world(rng, policy, batching)
-    played = FarPlay(world, rng, max_in_flight=1 + seed % 3, failure_rate=rng.choice([0.0, 0.1, 0.1, 1.0]))
+    world = tiered_world(rng, policy, batching)
+    played = TieredPlay(world, rng, max_in_flight=1 + seed % 3, failure_rate=rng.choice([0.0, 0.1, 0.1, 1.0]))
     played.play(100)
     return played
 
@@ -227,9 +229,9 @@ def test_in_sealed_batches(batching: str) -> None:
 def test_no_request_waits_longer_than_the_limit() -> None:
     """A store that never answers: the request is computed, and the slots come back when it does answer."""
     rng = random.Random(1)
-    world = far_world(rng, "fcfs", "continuous")
-    setting = dataclasses.replace(world.setting, num_host_slots=5, num_far_blocks=0, num_blocks=20, block_size=2)
-    driven = FarScheduler(setting)
+    world = tiered_world(rng, "fcfs", "continuous")
+    setting = dataclasses.replace(world.setting, num_host_slots=5, num_disk_blocks=0, num_blocks=20, block_size=2)
+    driven = TieredScheduler(setting)
     request = Request("a", [1, 0, 1, 0, 1], max_tokens=1, options=RequestOptions(blocks_at=PEER))
     assert driven.add(request, now_s=0.0)
     assert not driven.launch(lambda: 0, 0.0)
@@ -247,9 +249,9 @@ def test_prompts_that_find_no_room_wait_for_it_in_turn() -> None:
     """Room for two prompts: the third waits, and takes nothing from those whose blocks are there; it begins when one of
     them has been admitted, or has left."""
     rng = random.Random(1)
-    world = far_world(rng, "fcfs", "continuous")
-    setting = dataclasses.replace(world.setting, num_host_slots=5, num_far_blocks=0, num_blocks=40, block_size=2)
-    driven = FarScheduler(setting)
+    world = tiered_world(rng, "fcfs", "continuous")
+    setting = dataclasses.replace(world.setting, num_host_slots=5, num_disk_blocks=0, num_blocks=40, block_size=2)
+    driven = TieredScheduler(setting)
     requests = [
         Request(name, [number] * 5, max_tokens=1, options=RequestOptions(blocks_at=PEER))
         for number, name in enumerate("abcd")
@@ -258,13 +260,13 @@ def test_prompts_that_find_no_room_wait_for_it_in_turn() -> None:
         assert driven.add(request, now_s=0.0)
     assert not driven.launch(lambda: 0, 0.0)
     assert all(request.status is RequestStatus.FETCHING for request in requests)
-    assert len(driven.fetches) == 4 and list(driven.scheduler.live.roomless) == requests[2:]
+    assert len(driven.fetches) == 4 and list(driven.scheduler.live.blocked) == requests[2:]
     while driven.fetches:
         driven.end_fetch(0, may_fail=False, seconds=0.1)
     assert requests[0].status is RequestStatus.WAITING, "all of its blocks are there"
     driven.abort("a")
     assert driven.launch(lambda: 0, 0.1), "the second begins"
-    assert len(driven.fetches) == 2 and list(driven.scheduler.live.roomless) == requests[3:]
+    assert len(driven.fetches) == 2 and list(driven.scheduler.live.blocked) == requests[3:]
     driven.land()
     driven.abort("d")
     while driven.fetches:
@@ -273,5 +275,5 @@ def test_prompts_that_find_no_room_wait_for_it_in_turn() -> None:
     assert driven.launch(lambda: 0, 0.2)
     driven.land()
     assert all(request.status.is_finished for request in requests)
-    assert not driven.tier.held and not driven.scheduler.live.roomless
+    assert not driven.tier.pins and not driven.scheduler.live.blocked
     assert driven.tier.stats.num_fetched_blocks == 6

@@ -72,11 +72,11 @@ FAULTS = (
     ),
     Fault(
         "whole-prompt-shared",
-        "core/kv/manager.py",
+        "core/request.py",
         "A prompt sent a second time, of exactly some blocks, is never answered.",
         "unit/engine/test_beam_requests.py",
-        "return (request.num_known_tokens - 1) // self.block_size",
-        "return request.num_known_tokens // self.block_size",
+        "return (self.num_known_tokens - 1) // block_size",
+        "return self.num_known_tokens // block_size",
     ),
     Fault(
         "failed-blocks-kept",
@@ -92,8 +92,8 @@ FAULTS = (
         "core/kv/host_tier.py",
         "A block that is about to be copied back is overwritten, and answers go wrong.",
         "unit/core/test_host_tier.py",
-        "if is_unlanded or slot in self._read_by_next_step or digest in self._storing:",
-        "if is_unlanded or digest in self._storing:",
+        "if part.state is _FETCHING or part.is_storing or part.slot in self._read_by_next_step:",
+        "if part.state is _FETCHING or part.is_storing:",
     ),
     Fault(
         "copied-in-before-out",
@@ -185,7 +185,7 @@ FAULTS = (
     ),
     Fault(
         "lost-report-unnoticed",
-        "front/router.py",
+        "front/cache_index.py",
         "Requests are sent where their prompts are not cached any more.",
         "unit/front/test_router_books.py unit/front/test_routing.py",
         "elif report.number != self._next_number.get(place, 0):",

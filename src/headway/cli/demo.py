@@ -93,7 +93,7 @@ def run_demo(engine: LLMEngine, view: BatchView, *, pace_s: float = 0.0) -> Batc
 
 def _block_tables(engine: LLMEngine) -> dict[str, tuple[int, ...]]:
     kv_cache = engine.core.scheduler.kv_cache
-    return {request_id: kv_cache.block_table(request_id) for request_id in kv_cache.requests_with_blocks}
+    return {request_id: kv_cache.block_table(request_id) for request_id in kv_cache.holdings}
 
 
 def _cached_blocks(engine: LLMEngine) -> set[int]:

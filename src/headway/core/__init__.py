@@ -5,8 +5,9 @@ Whatever drives these classes (the real engine, a simulator, a test) gets the sa
 
 from headway.core.invariants import check_invariants
 from headway.core.kv.blocks import BlockPool
+from headway.core.kv.disk_index import DiskIndex
 from headway.core.kv.eviction import EvictionPolicy, create_eviction_policy
-from headway.core.kv.host_tier import FarIndex, HostTier
+from headway.core.kv.host_tier import HostTier
 from headway.core.kv.manager import KVCacheManager
 from headway.core.kv.prefix_cache import PrefixCache, PrefixCacheStats
 from headway.core.policy import POLICIES, SchedulingPolicy, create_policy
@@ -27,8 +28,8 @@ from headway.core.scheduler_output import (
 __all__ = [
     "POLICIES",
     "BlockPool",
+    "DiskIndex",
     "EvictionPolicy",
-    "FarIndex",
     "HostTier",
     "KVCacheManager",
     "ModelRunnerOutput",

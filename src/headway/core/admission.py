@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headway.core.kv.manager import KVCacheManager
+from headway.core.kv.tiered_cache import FetchDecision
 from headway.core.live_requests import LiveRequests
 from headway.core.overtaking import Displacement, LongPrompts
 from headway.core.policy import SchedulingPolicy
@@ -79,18 +80,14 @@ class Admission:
         return self._waiting.peek(index)
 
     def _fetches(self, request: Request) -> bool:
-        """Whether the request waits for blocks from further away from now on."""
-        live = self._live
-        if self._kv_cache.host_tier is None or not live.may_fetch(request):
+        """Whether the request waits for blocks that are elsewhere, from now on."""
+        if self._kv_cache.tiers is None or not self._live.may_fetch(request):
             return False
-        digests = self._fetch(request)
-        if digests is None or digests:
-            live.fetch(request, digests)
-            return True
-        return False
+        return self._live.fetch(request, self._fetch(request))
 
-    def _fetch(self, request: Request) -> list[bytes] | None:
-        return self._kv_cache.fetch(request, token_s=self._pace.step_time.per_token_s)
+    def _fetch(self, request: Request) -> FetchDecision:
+        assert self._kv_cache.tiers is not None
+        return self._kv_cache.tiers.fetch(request, token_s=self._pace.step_time.per_token_s)
 
     def _has_time_for(self, plan: StepPlan, request: Request) -> bool:
         """Whether the step has tokens left for a prompt."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
+from headway.core.kv.host_tier import PartState
 from headway.core.request import Request, RequestStatus
 from headway.core.scheduler import Scheduler
 
@@ -38,9 +39,9 @@ def _check_places(scheduler: Scheduler) -> None:
     for request, awaited in live.fetching.items():
         assert request.status is RequestStatus.FETCHING, f"{request} waits for blocks"
         assert request.num_computed_tokens == 0 and request.has_fetched, f"{request} waits for blocks"
-        assert bool(awaited.missing) != (request in live.roomless), f"{request} waits for nothing"
+        assert bool(awaited.missing) != (request in live.blocked), f"{request} waits for nothing"
         assert awaited.missing <= set(awaited.chain), f"{request} waits for blocks of another"
-    assert live.roomless.keys() <= live.fetching.keys(), "room is wanted for a request that does not wait for blocks"
+    assert live.blocked.keys() <= live.fetching.keys(), "room is wanted for a request that does not wait for blocks"
     assert live.num_skips.keys() <= set(waiting), "skips are counted for a request that does not wait"
     num_computed = sum(request.num_computed_tokens for request in scheduler.in_batch)
     assert num_computed == live.num_computed_tokens, "the sum of computed tokens is wrong"
@@ -83,10 +84,10 @@ def _check_slots(scheduler: Scheduler) -> None:
 
 def _check_blocks(scheduler: Scheduler) -> None:
     kv_cache = scheduler.kv_cache
-    pool = kv_cache.pool
+    pool, kept = kv_cache.device.pool, [*kv_cache.device.cached]
     in_batch = scheduler.in_batch
     max_drafts = 0 if scheduler.speculation is None else 2 * scheduler.config.max_draft_tokens
-    assert sorted(kv_cache.requests_with_blocks) == sorted(r.request_id for r in in_batch), (
+    assert sorted(kv_cache.holdings) == sorted(r.request_id for r in in_batch), (
         "a request that does not run has a block table, or one that runs has none"
     )
     owners: Counter[int] = Counter()
@@ -97,8 +98,9 @@ def _check_blocks(scheduler: Scheduler) -> None:
         assert num_blocks <= len(table) <= most, f"{request} has {len(table)} blocks"
         assert len(set(table)) == len(table), f"{request} has a block twice"
         owners.update(table)
-    kept = kv_cache.kept_blocks.keys() | set(kv_cache.ahead.values())
-    assert len(kept) == len(kv_cache.kept_blocks) + len(kv_cache.ahead), "a block is kept twice"
+    if kv_cache.tiers is not None:
+        kept += kv_cache.tiers.prefetched.values()
+    assert len({*kept}) == len(kept), "a block is kept twice"
     for block_id in range(pool.num_blocks):
         assert pool.ref_count(block_id) == owners[block_id], f"block {block_id}: wrong reference count"
         is_taken = owners[block_id] > 0 or block_id in kept
@@ -109,7 +111,7 @@ def _check_blocks(scheduler: Scheduler) -> None:
 
 def _check_promises(scheduler: Scheduler) -> None:
     kv_cache = scheduler.kv_cache
-    promised = sum(kv_cache.num_promised_to(request.request_id) for request in scheduler.in_batch)
+    promised = sum(holding.promised for holding in kv_cache.holdings.values())
     assert promised == kv_cache.num_promised_blocks, "the sum of promised blocks is wrong"
 
 
@@ -117,34 +119,34 @@ def _check_prefix_cache(scheduler: Scheduler) -> None:
     """Cached blocks form a tree; a request that uses one uses all above it; what is announced is being computed."""
     kv_cache, cache = scheduler.kv_cache, scheduler.kv_cache.prefix_cache
     if cache is None:
-        assert not kv_cache.kept_blocks and not kv_cache.num_idle_blocks and not kv_cache.unlanded
+        assert not kv_cache.device.cached and not kv_cache.device.num_idle and not kv_cache.uncached
         return
-    assert kv_cache.unlanded.keys() <= set(scheduler.in_batch), "a request lands that is not in the batch"
-    kept, children = kv_cache.kept_blocks, Counter(block.parent for block in cache)
+    assert kv_cache.uncached.keys() <= set(scheduler.in_batch), "a request lands that is not in the batch"
+    kept, children = kv_cache.device.cached, Counter(block.parent for block in cache)
     assert len(cache) == len(kept), "a cached block is unknown to the manager, or the other way round"
     for block in cache:
         assert kept[block.block_id] is block, f"{block} is not the one that its id stands for"
-        assert block.is_idle == (kv_cache.pool.ref_count(block.block_id) == 0), f"{block}: idle and in use, or neither"
+        is_used = kv_cache.device.pool.ref_count(block.block_id) > 0
+        assert block.is_idle != is_used, f"{block}: idle and in use, or neither"
         assert block.num_children == children[block], f"{block} has {children[block]} children"
         assert block.parent is None or kept.get(block.parent.block_id) is block.parent, f"{block}: a split chain"
     assert cache.num_idle_blocks == sum(block.is_idle for block in cache), "the number of idle blocks is wrong"
     announced = cache.announced
     for request in scheduler.in_batch:
-        table, cached = kv_cache.block_table(request.request_id), kv_cache.cached_blocks(request.request_id)
-        assert [block.block_id for block in cached] == list(table[: len(cached)]), f"{request} lost a cached block"
+        holding = kv_cache.holdings[request.request_id]
+        cached = [kv_cache.device.nodes[block_id] for block_id in holding.table[: holding.num_cached]]
+        assert all(block.is_cached for block in cached), f"{request} lost a cached block"
         assert all(below.parent is above for above, below in itertools.pairwise(cached)), f"{request}: no chain"
-        num_announced = kv_cache.num_announced_blocks(request.request_id)
+        num_announced = holding.num_announced
         for digest in request.block_digests(kv_cache.block_size, num_announced)[len(cached) : num_announced]:
             if announced.get(digest) == request.request_id:
                 del announced[digest]
     assert not announced, "blocks are announced that no request computes"
     cache.eviction.check_invariants(cache)
-    tier = kv_cache.host_tier
-    if tier is not None:
-        tier.check_invariants()
-        held = Counter(itertools.chain.from_iterable(kv_cache.fetched_for.values()))
-        assert held == tier.held, "blocks are held for nobody, or not held"
-        assert all(digest in tier and digest in held for digest in kv_cache.ahead), "a block is ahead for nobody"
-        assert kv_cache.fetched_for.keys() <= scheduler.live.by_id.keys(), "blocks are held for one that has ended"
-    for awaited in scheduler.live.fetching.values():
-        assert tier is not None and all(map(tier.is_fetching, awaited.missing)), "a block is awaited and not fetched"
+    tiers = kv_cache.tiers
+    if tiers is not None:
+        tiers.check_invariants()
+        assert tiers.pinned_for.keys() <= scheduler.live.by_id.keys(), "blocks are pinned for one that has ended"
+    awaited = set().union(*(one.missing for one in scheduler.live.fetching.values()))
+    fetching = {digest for digest in awaited if tiers is not None and tiers.host.state_of(digest) is PartState.FETCHING}
+    assert awaited == fetching, "a block is awaited and not fetched"

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from headway.core.kv.manager import KVCacheManager
+from headway.core.kv.tiered_cache import FetchDecision, FetchKind
 from headway.core.policy import SchedulingPolicy
 from headway.core.queue import WaitingQueue
 from headway.core.request import Request, RequestStatus
@@ -42,7 +43,7 @@ class _Awaited:
     __slots__ = ("began_s", "chain", "missing")
 
     def __init__(self, began_s: float) -> None:
-        self.chain: list[bytes] = []  # in order; without one, those behind it are of no use
+        self.chain: Sequence[bytes] = ()  # in order; without one, those behind it are of no use
         self.missing: set[bytes] = set()
         self.began_s = began_s
 
@@ -59,8 +60,8 @@ class LiveRequests:
         """How many requests may run at once."""
         self.fetching: dict[Request, _Awaited] = {}
         """Requests that wait for blocks, the one that began first first."""
-        self.roomless: dict[Request, None] = {}
-        """Of these: for whose blocks there was no room yet, in their order."""
+        self.blocked: dict[Request, None] = {}
+        """Of these: for whose blocks there was no room on the host yet, in their order."""
         self.by_id: dict[str, Request] = {}
         self.now_s = 0.0
         """When the step is planned."""
@@ -151,49 +152,54 @@ class LiveRequests:
         is_new = not request.has_fetched and not request.num_preemptions and not request.is_fork
         return is_new and len(self.fetching) < self._max_num_seqs
 
-    def fetch(self, request: Request, digests: list[bytes] | None) -> None:
-        """Take a waiting request out of the queue until these blocks have come; `None`: until there is room for them,
-        first."""
+    def fetch(self, request: Request, decision: FetchDecision) -> bool:
+        """Note what a waiting request does about blocks that are elsewhere. Returns whether it waits for them: then it
+        has left the queue."""
+        request.has_fetched = decision.kind is not FetchKind.NOTHING
+        if decision.kind not in (FetchKind.WAIT, FetchKind.BLOCKED):
+            return False
         request.move_to(RequestStatus.FETCHING)
         self.waiting.remove(request)
         self.num_skips.pop(request, None)
         self.fetching[request] = _Awaited(self.now_s)
-        self._await(request, digests)
+        self._await(request, decision)
+        return True
 
-    def retry_fetches(self, fetch: Callable[[Request], list[bytes] | None]) -> None:
+    def retry_fetches(self, fetch: Callable[[Request], FetchDecision]) -> None:
         """Have blocks fetched for those who had no room for them, the first one first, as far as there is now."""
-        while self.roomless:
-            request = next(iter(self.roomless))
-            digests = fetch(request)
-            self._await(request, digests)
-            if digests is None:
+        while self.blocked:
+            request = next(iter(self.blocked))
+            decision = fetch(request)
+            self._await(request, decision)
+            if decision.kind is FetchKind.BLOCKED:
                 return
-            if not digests:
+            if not decision.digests:
                 self._queue_again(request)
 
-    def _await(self, request: Request, digests: list[bytes] | None) -> None:
-        request.has_fetched = True
-        if digests is None:
-            self.roomless[request] = None
+    def _await(self, request: Request, decision: FetchDecision) -> None:
+        if decision.kind is FetchKind.BLOCKED:
+            self.blocked[request] = None
             return
-        self.roomless.pop(request, None)
+        self.blocked.pop(request, None)
         awaited = self.fetching[request]
-        awaited.chain, awaited.missing = digests, set(digests)
-        for digest in digests:
+        awaited.chain, awaited.missing = decision.digests, set(decision.digests)
+        for digest in decision.digests:
             self._waits_for.setdefault(digest, []).append(request)
 
-    def fetch_done(self, digest: bytes, ok: bool) -> None:
-        """A block has come, or will not. Requests that have all they can get are queued again."""
+    def fetch_done(self, digest: bytes, ok: bool) -> bool:
+        """A block has come, or will not. Requests that have all they can get are queued again. Returns whether it has
+        come and a request that waited for it waits for others still."""
+        is_early = False
         for request in self._waits_for.pop(digest, ()):
             awaited = self.fetching[request]
             if ok:
                 awaited.missing.discard(digest)
-                if awaited.missing:
-                    self._kv_cache.note_arrived(digest)
+                is_early = is_early or bool(awaited.missing)
             else:
                 self._cut(request, awaited, awaited.chain.index(digest))
             if not awaited.missing:
                 self._queue_again(request)
+        return is_early
 
     def _cut(self, request: Request, awaited: _Awaited, place: int) -> None:
         """Wait for the first blocks of the chain only."""
@@ -214,14 +220,19 @@ class LiveRequests:
         awaited = self.fetching[request]
         self._cut(request, awaited, 0)
         del self.fetching[request]
-        self.roomless.pop(request, None)
+        self.blocked.pop(request, None)
 
     def _queue_again(self, request: Request) -> None:
         """The first block counts as used last: without it the others are of no use."""
-        self._kv_cache.touch(reversed(self.fetching[request].chain))
+        assert self._kv_cache.tiers is not None
+        self._kv_cache.tiers.host.touch(reversed(self.fetching[request].chain))
         self._stop_fetching(request)
         request.move_to(RequestStatus.WAITING)
         self.waiting.push(request)
+
+    def _release_fetched(self, request: Request) -> None:
+        if self._kv_cache.tiers is not None:
+            self._kv_cache.tiers.release(request)
 
     def _stop_waiting_long(self) -> None:
         while self.fetching:
@@ -259,7 +270,7 @@ class LiveRequests:
         else:
             self.waiting.remove(request)
             self.num_skips.pop(request, None)
-        self._kv_cache.release_fetched(request)
+        self._release_fetched(request)
         return request
 
     def stop_running(self, request: Request) -> None:

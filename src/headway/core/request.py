@@ -201,6 +201,10 @@ class Request:
             digests += block_digests(before, tokens, block_size)
         return digests
 
+    def num_shareable_blocks(self, block_size: int) -> int:
+        """Full blocks that need not be computed: at least one token must be, or nothing could be sampled."""
+        return (self.num_known_tokens - 1) // block_size
+
     @property
     def num_known_tokens(self) -> int:
         """Prompt and output, without what is pending."""

@@ -193,12 +193,11 @@ class Scheduler:
     def fetch_done(self, digest: bytes, ok: bool, *, seconds: float = 0.0) -> None:
         """A fetch of a plan's moves has ended, after so long: the block is in its slot, or not. Every fetch that was
         planned has to end like this."""
-        self.kv_cache.fetch_done(digest, ok, seconds=seconds)
-        self.live.fetch_done(digest, ok)
-
-    def store_done(self, digest: bytes, ok: bool) -> None:
-        """A store of a plan's moves has ended, well or not. Every one has to."""
-        self.kv_cache.store_done(digest, ok)
+        tiers = self.kv_cache.tiers
+        assert tiers is not None, "a fetch has ended that was not planned"
+        tiers.host.fetch_done(digest, ok, seconds=seconds)
+        if self.live.fetch_done(digest, ok):
+            tiers.may_prefetch(digest)
 
     def take_ends(self) -> list[RequestUpdate]:
         """Requests that have ended since the last result, and not by a call. Their tokens have come before."""
@@ -292,7 +291,7 @@ class Scheduler:
         """
         longer = []
         scheduled, preempted, block_size = plan.scheduled, plan.preempted, self.kv_cache.block_size
-        unlanded = self.kv_cache.unlanded
+        uncached = self.kv_cache.uncached
         num_taken = 0
         for request in self.live.running.copy():
             if preempted and request.status is not _RUNNING:  # it was preempted for one before it
@@ -307,7 +306,7 @@ class Scheduler:
                 share = make_tuple(ScheduledRequest, (request.request_id, 1, num_computed, (), True, ()))
                 scheduled[request] = share
                 num_taken += 1
-                if unlanded and num_computed < unlanded.get(request, 0):
+                if uncached and num_computed < uncached.get(request, 0):
                     plan.keeps[request] = share
             else:
                 self._shares.compute(plan, request)

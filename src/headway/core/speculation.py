@@ -178,9 +178,9 @@ class Speculation:
         is_trial = self.is_ahead and not was_verifying
         if is_trial and not self._may_ask(num_rows):
             return
-        unlanded, guesses = self._kv_cache.unlanded, {}
+        uncached, guesses = self._kv_cache.uncached, {}
         for request, share in plan.scheduled.items():
-            if share.num_tokens == 1 and share.samples and request not in unlanded:
+            if share.num_tokens == 1 and share.samples and request not in uncached:
                 guess = self._guess(request, most)
                 if guess is not None:
                     guesses[request] = guess

@@ -173,7 +173,7 @@ class ShareAllocator:
             request.request_id, num_tokens, num_computed, tuple(new_block_ids), num_tokens == num_remaining
         )
         plan.scheduled[request] = share
-        num_admitted = kv_cache.unlanded.get(request, 0)
+        num_admitted = kv_cache.uncached.get(request, 0)
         if num_computed < num_admitted:
             end = num_computed + num_tokens
             fills_block = end % kv_cache.block_size < num_tokens
@@ -275,8 +275,8 @@ class Landing:
         step = self.in_flight.popleft()
         if duration_s is not None and not result.has_prepared and not self._is_mostly_copies(output, duration_s):
             self._observe(output, duration_s)
-        if output.moves.moved_out:
-            self._kv_cache.landed(output.moves, has_failed=_all_failed(output, result))
+        if output.moves.moved_out and self._kv_cache.tiers is not None:
+            self._kv_cache.tiers.landed(output.moves, has_failed=_all_failed(output, result))
         if step.keeps:
             self._keep_computed(step, result)
         updates = _told_of_prompts(step.requests, result) if result.prompt_logprobs or result.pooled else []

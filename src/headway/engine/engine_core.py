@@ -23,8 +23,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headway.core import (
-    FarIndex,
-    HostTier,
     ModelRunnerOutput,
     Request,
     RequestStatus,
@@ -34,24 +32,17 @@ from headway.core import (
     SchedulerOutput,
     check_invariants,
 )
-from headway.core.kv.moves import BlockMoves
 from headway.core.scheduler_output import BatchSnapshot
 from headway.core.steps import LaunchedStep
+from headway.engine.block_pump import create_pump
 from headway.engine.step_report import StepReport
 from headway.errors import EngineDeadError
 from headway.executor import Executor, FailedStep
 from headway.tracing import span
-from headway.transfer.block_store import BlockTransfers
 
 logger = logging.getLogger(__name__)
 
 _LONGEST_SLEEP_S = 0.005
-STORE_REST_S = 8.0
-"""How long the end of an engine may take for storing what it has kept."""
-LOAD_AHEAD_S = 2.0
-"""How long the start of an engine may take for bringing blocks from disk to host memory."""
-_LOADED_AT_A_TIME = 64
-_LONGEST_SETTLING_S = 10.0  # so long transfers for another scheduler may take to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +78,7 @@ class EngineCore:
         self._last_result_s = float("-inf")
         self._goes_on = False  # whether requests waited for more when it came
         self._schedule_s = 0.0  # spent on planning since the last report
-        self._transfers = executor.transfers
-        if self._transfers is not None:
-            self._take_over(self._transfers)
+        self._pump = create_pump(scheduler, executor, now=now)
 
     def add_request(self, request: Request) -> None:
         """Queue a request, or refuse it with the reason."""
@@ -116,15 +105,15 @@ class EngineCore:
     def only_waits_for_blocks(self) -> bool:
         """Whether a step would do nothing but wait for a transfer to end. Who sleeps instead is woken by
         `Executor.transfers`, and should come back after a second all the same."""
-        scheduler, transfers = self.scheduler, self._transfers
-        if transfers is None or not scheduler.num_fetching or transfers.has_news:
+        num_fetching = self.scheduler.num_fetching
+        if self._pump is None or not num_fetching or self._pump.has_news:
             return False
-        return scheduler.num_fetching == len(scheduler.requests) and not scheduler.in_flight
+        return num_fetching == len(self.scheduler.requests) and not self.scheduler.in_flight
 
     def step(self) -> CoreStep:
         """schedule → submit, while there is room in the pipeline; then the oldest result → update."""
-        if self._transfers is not None:
-            self._take_transfers()
+        if self._pump is not None:
+            self._pump.take_ended()
         self._fill_pipeline()
         if self.scheduler.in_flight:
             return self._take_result()
@@ -145,19 +134,12 @@ class EngineCore:
         check_invariants(self.scheduler)
 
     def shutdown(self) -> None:
-        """Wait for what is in flight, then free the executor. The engine cannot be used afterwards. Kept blocks go to
-        disk first, as far as `STORE_REST_S` suffice."""
+        """Wait for what is in flight, then free the executor. The engine cannot be used afterwards."""
         with contextlib.suppress(EngineDeadError):  # then nothing is in flight any more
             self.drain()
-        try:
-            if self._transfers is not None and self._transfers.disk is not None:
-                self._store_rest(self._transfers)
-                self._transfers.disk.note_order(self.scheduler.kv_cache.order_of_use)
-        except EngineDeadError as error:
-            logger.warning("kept blocks are not stored: %s", error)
-        except Exception:
-            logger.exception("blocks are lost that were to be stored")
-        self._transfers = None
+        if self._pump is not None:
+            self._pump.close()
+            self._pump = None
         self.executor.shutdown()
 
     # ---- the parts of step() --------------------------------------------------------------------------------------
@@ -169,114 +151,12 @@ class EngineCore:
             with span("schedule"):
                 output = self.scheduler.schedule(now_s=started_s)
             self._schedule_s += self._now() - started_s
-            if output.moves.has_transfers:
-                self._begin_transfers(output.moves)
+            if self._pump is not None and output.moves.has_transfers:
+                self._pump.begin(output.moves)
             if output.is_empty:
                 break
             self._launched.append(output)
             self._launch(self.scheduler.in_flight[-1])
-
-    def _begin_transfers(self, moves: BlockMoves, *, is_use: bool = True) -> None:
-        """Whatever goes wrong, each of them ends. `is_use`: a request wants what is fetched."""
-        try:
-            if self._transfers is not None:
-                self._transfers.begin(moves, is_use=is_use)
-                return
-        except EngineDeadError as error:  # which the next step says too
-            logger.warning("blocks can be neither fetched nor stored: %s", error)
-        except Exception:
-            logger.exception("blocks can be neither fetched nor stored")
-        for digest, _, _ in moves.fetched:
-            self.scheduler.fetch_done(digest, False)
-        for digest, _ in moves.stored:
-            self.scheduler.store_done(digest, False)
-
-    def _take_transfers(self) -> None:
-        """Blocks that have come may let requests enter."""
-        assert self._transfers is not None
-        for ended in self._transfers.take():
-            if ended.is_fetch:
-                self.scheduler.fetch_done(ended.digest, ended.ok, seconds=ended.seconds)
-            else:
-                self.scheduler.store_done(ended.digest, ended.ok)
-        self._bring_ahead()
-        disk, tier = self._transfers.disk, self.scheduler.kv_cache.host_tier
-        if disk is not None and tier is not None and tier.far is not None:
-            added, lost = disk.take_changes()
-            for digest in added:
-                tier.far.add(digest)
-            for digest in lost:
-                tier.far.discard(digest)
-
-    def _bring_ahead(self) -> None:
-        """Blocks that have come are copied while the others of their requests are on the way."""
-        kv_cache = self.scheduler.kv_cache
-        moves = kv_cache.bring_ahead()
-        if moves.has_copies:
-            try:
-                self._move(moves)
-            except Exception as error:
-                if _is_more_than_a_step(error):
-                    raise
-                logger.warning("blocks are not copied before their requests begin: %s", error)
-        if moves.has_transfers:
-            self._begin_transfers(moves)
-
-    def _move(self, moves: BlockMoves) -> None:
-        """Make copies without a step."""
-        has_failed = True
-        try:
-            self.executor.move(moves)
-            has_failed = False
-        finally:
-            self.scheduler.kv_cache.landed(moves, has_failed=has_failed)
-
-    def _store_rest(self, transfers: BlockTransfers) -> None:
-        """Bring all kept blocks to disk, as many at a time as host memory holds."""
-        until_s, kv_cache = self._now() + STORE_REST_S, self.scheduler.kv_cache
-        tier = kv_cache.host_tier
-        assert tier is not None
-        num_failed = tier.stats.num_failed_stores
-        while (left_s := until_s - self._now()) > 0:
-            self._take_transfers()
-            if tier.stats.num_failed_stores > num_failed:
-                break
-            moves = kv_cache.store_rest()
-            if moves.has_copies:
-                self._move(moves)
-            if moves.has_transfers:
-                self._begin_transfers(moves)
-            if not moves.has_copies:
-                if not transfers.num_under_way:
-                    return
-                transfers.wait(left_s)
-        logger.warning("not all kept blocks could be stored")
-
-    def _take_over(self, transfers: BlockTransfers) -> None:
-        """From another scheduler, perhaps, whose blocks are forgotten. What is on disk is known."""
-        if not transfers.settle(_LONGEST_SETTLING_S):
-            raise RuntimeError("transfers of blocks do not end")
-        tier, disk = self.scheduler.kv_cache.host_tier, transfers.disk
-        if tier is not None and disk is not None:
-            tier.far = FarIndex(disk.max_blocks)
-            for digest in disk.digests():
-                tier.far.add(digest)
-            self._load_ahead(transfers, tier)
-
-    def _load_ahead(self, transfers: BlockTransfers, tier: HostTier) -> None:
-        """What was used last is going to be asked for first, and is there sooner from host memory than from disk."""
-        until_s, loaded = self._now() + LOAD_AHEAD_S, list[bytes]()
-        while (left_s := until_s - self._now()) > 0:
-            if transfers.num_under_way:
-                if not transfers.wait(left_s):
-                    break  # the rest of them comes later, or never
-                self._take_transfers()
-            elif wanted := tier.fetch_latest(_LOADED_AT_A_TIME):
-                loaded += wanted
-                self._begin_transfers(self.scheduler.kv_cache.take_transfers(), is_use=False)
-            else:
-                break
-        tier.note_latest(loaded)
 
     def _has_room(self) -> bool:
         """After a step that could not be submitted nothing is launched: its requests are going to end."""
@@ -336,8 +216,8 @@ class EngineCore:
         """Nothing can be planned before blocks have come, or before a time; but not long, since requests may come."""
         ready_at_s = self.scheduler.ready_at_s()
         waits_s = math.inf if ready_at_s is None else max(ready_at_s - self._now(), 0.0)
-        if self.scheduler.num_fetching and self._transfers is not None:
-            self._transfers.wait(min(waits_s, _LONGEST_SLEEP_S))
+        if self.scheduler.num_fetching and self._pump is not None:
+            self._pump.wait(min(waits_s, _LONGEST_SLEEP_S))
             return
         if ready_at_s is None:
             raise RuntimeError("requests are waiting, nothing is in flight, and yet nothing can be planned")

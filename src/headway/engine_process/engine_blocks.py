@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from headway.transfer.block_messages import (
-    FORMAT,
-)
+from headway.transfer.block_server import BlockAt
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from headway.core import KVCacheManager
-    from headway.engine.llm_engine import LLMEngine
     from headway.transfer.host_blocks import HostBlocks
-from headway.transfer.block_server import BlockAt
 
 
 class EngineBlocks:
@@ -32,10 +27,10 @@ class EngineBlocks:
 
     def find(self, digest: bytes) -> BlockAt | None:
         """A block is in the cache once its step has come back, and nothing writes to it while it is."""
-        cache, tier = self._kv_cache.prefix_cache, self._kv_cache.host_tier
+        cache, tiers = self._kv_cache.prefix_cache, self._kv_cache.tiers
         if cache is not None and (found := cache.find([digest])):
             return BlockAt(False, found[0].block_id)
-        slot = None if tier is None else tier.slot_of(digest)
+        slot = None if tiers is None else tiers.host.slot_of(digest)
         return None if slot is None else BlockAt(True, slot)
 
     def copy_out(self, blocks: Sequence[BlockAt], pieces: Tensor, places: Sequence[int]) -> Callable[[], None]:
@@ -46,12 +41,3 @@ class EngineBlocks:
             [(at.number, place) for at, place in found if at.is_on_host],
             pieces,
         )
-
-
-def fingerprint(engine: LLMEngine) -> str:
-    """Of everything that the bytes of an engine's blocks depend on. Weights are told by where they come from: engines
-    of one server have them from the same place."""
-    config, plan = engine.config, engine.plan
-    source = (config.model.model, config.model.load_format, config.model.quantization, config.model.seed)
-    measures = (plan.dtype, plan.kv_dtype, plan.block_size, plan.bytes_per_block, plan.device.partition(":")[0])
-    return hashlib.sha256(repr((FORMAT, source, measures, engine.model_config)).encode()).hexdigest()

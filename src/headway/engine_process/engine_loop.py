@@ -110,8 +110,8 @@ class EngineLoop:
         self._live: set[str] = set()
         self._silent: set[str] = set()  # those of them that tell nothing but progress before their end
         self._is_watched = False
-        tier = engine.core.scheduler.kv_cache.host_tier
-        self._stats_are_stale = tier is not None and len(tier) > 0  # blocks have been loaded
+        tiers = engine.core.scheduler.kv_cache.tiers
+        self._stats_are_stale = tiers is not None and len(tiers.host) > 0  # blocks have been loaded
         self._is_prepared = False  # whether the first grammar need not wait for the tokenizer's trie
         self._has_checked = True  # whether blocks and requests were found to agree since the last step
         self._has_blocks_to_serve = False

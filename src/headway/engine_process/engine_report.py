@@ -83,20 +83,20 @@ class EngineCounters:
         batch, blocks, kv_cache = stats.batch, stats.blocks, scheduler.kv_cache
         batch.num_running = len(scheduler.running) + num_seated
         batch.num_waiting = scheduler.num_waiting - num_seated
-        blocks.num_free_blocks = kv_cache.pool.num_free_blocks
-        blocks.num_cached_blocks = kv_cache.num_idle_blocks
+        blocks.num_free_blocks = kv_cache.device.pool.num_free_blocks
+        blocks.num_cached_blocks = kv_cache.device.num_idle
         blocks.num_used_blocks = kv_cache.num_used_blocks
         blocks.num_used_slots = scheduler.num_used_slots
         blocks.num_table_entries = kv_cache.num_table_entries
         stats.step.prompt_token_s = scheduler.pace.step_time.per_token_s or 0.0
-        tier, beams = kv_cache.host_tier, self._beams.take_lookups()
+        tiers, beams = kv_cache.tiers, self._beams.take_lookups()
         if kv_cache.prefix_cache is not None:
             stats.prefix_cache.num_queried_tokens -= beams.num_queried_tokens
             stats.prefix_cache.num_hit_tokens -= beams.num_hit_tokens
-        if tier is not None:
+        if tiers is not None:
             batch.num_fetching = scheduler.num_fetching
-            stats.tiers.num_host_blocks = len(tier)
-            stats.tiers.num_disk_blocks = 0 if tier.far is None else len(tier.far)
+            stats.tiers.num_host_blocks = len(tiers.host)
+            stats.tiers.num_disk_blocks = 0 if tiers.host.disk is None else len(tiers.host.disk)
         return stats
 
     def _num_seated_beams(self) -> int:
@@ -128,8 +128,8 @@ def _stats_of_owners(scheduler: Scheduler, transfers: TransferStats | None) -> E
     stats, kv_cache = EngineStats(), scheduler.kv_cache
     if kv_cache.prefix_cache is not None:
         stats.prefix_cache = kv_cache.prefix_cache.stats
-    if kv_cache.host_tier is not None:
-        stats.tiers = kv_cache.host_tier.stats
+    if kv_cache.tiers is not None:
+        stats.tiers = kv_cache.tiers.host.stats
     if scheduler.speculation is not None:
         stats.drafts = scheduler.speculation.stats
     if transfers is not None:
@@ -319,7 +319,7 @@ def _row(row: StepRow, request: Request) -> SnapshotRow:
 
 def block_map(kv_cache: KVCacheManager) -> BlockMap:
     """Whose each block is: one request's, several requests', the prefix cache's, or free."""
-    owners = list(kv_cache.requests_with_blocks)
+    owners = list(kv_cache.holdings)
     owner_of: list[int | None] = [None] * kv_cache.num_blocks
     for block in kv_cache.prefix_cache or ():
         owner_of[block.block_id] = CACHED

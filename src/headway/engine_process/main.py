@@ -203,23 +203,24 @@ def _exchange_blocks(
     engine: LLMEngine, exchange: BlockExchange, host: str, wake: Callable[[], None]
 ) -> BlockServer | None:
     """Let an engine have blocks of others, or others its own: over the network at `host`."""
-    from headway.engine_process.engine_blocks import EngineBlocks, fingerprint
+    from headway.engine_process.engine_blocks import EngineBlocks
     from headway.transfer.block_client import PeerBlocks
     from headway.transfer.block_server import BlockServer
     from headway.transfer.host_blocks import HostBlocks
 
     transfers, device = engine.core.executor.transfers, engine.plan.device
-    if transfers is None or not isinstance(transfers.slots, HostBlocks):
+    block_format = engine.plan.block_format
+    if transfers is None or block_format is None or not isinstance(transfers.slots, HostBlocks):
         raise ConfigError("An engine with a role needs room for KV blocks (host_cache_memory, arrival_memory).")
     if exchange.role == "decode":
         cuda_device = int(device.partition(":")[2] or 0) if device.startswith("cuda") else None
-        transfers.peers = PeerBlocks(fingerprint=fingerprint(engine), cuda_device=cuda_device)
+        transfers.peers = PeerBlocks(fingerprint=block_format.fingerprint, cuda_device=cuda_device)
         return None
     own: Carrier = "cuda" if device.startswith("cuda") else "shm"
     return BlockServer(
         EngineBlocks(engine.core.scheduler.kv_cache, transfers.slots),
         carrier=own if exchange.carrier == "auto" else exchange.carrier,
-        fingerprint=fingerprint(engine),
+        fingerprint=block_format.fingerprint,
         folder=Path(exchange.folder),
         host=host,
         device=device if device.startswith("cuda") else "cpu",
@@ -295,7 +296,7 @@ def _run(
 
 
 def _ready(engine: LLMEngine, blocks_at: str = "") -> EngineReady:
-    from headway.engine.engine_core import STORE_REST_S
+    from headway.engine.block_pump import STORE_REST_S
     from headway.loader.embedded import MODEL_NAME
 
     plan, limits, kv_cache = engine.plan, engine.config.scheduler, engine.core.scheduler.kv_cache
@@ -312,9 +313,10 @@ def _ready(engine: LLMEngine, blocks_at: str = "") -> EngineReady:
         dtype=plan.dtype,
         scheduling_policy=engine.config.scheduler.scheduling_policy,
         prefix_caching=kv_cache.prefix_cache is not None,
-        num_host_slots=0 if kv_cache.host_tier is None else kv_cache.host_tier.num_slots,
+        num_host_slots=0 if kv_cache.tiers is None else kv_cache.tiers.host.num_slots,
         exit_s=STORE_REST_S if engine.config.cache.disk_cache else 0.0,
         blocks_at=blocks_at,
+        block_format="" if plan.block_format is None else plan.block_format.fingerprint,
     )
 
 

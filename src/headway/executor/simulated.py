@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from headway.core.kv.moves import BlockMoves
 from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, SchedulerOutput
-from headway.transfer.block_store import BlockTransfers, Transferred
+from headway.transfer.block_store import BlockTransfers, NoSlots, Transferred
 
 StepTime = Callable[[SchedulerOutput], float]
 """A planned step → how many seconds it takes the device."""
@@ -129,7 +129,7 @@ class SimulatedTransfers(BlockTransfers):
     """Fetches from other replicas that end when a function says, on the clock of the replica that fetches."""
 
     def __init__(self, arrivals: Arrivals, clock: VirtualClock) -> None:
-        super().__init__(_NoMemory())
+        super().__init__(NoSlots())
         self._arrivals, self._clock = arrivals, clock
         self._coming: list[tuple[float, int, Transferred]] = []  # a heap, by their ends
 
@@ -156,13 +156,3 @@ class SimulatedTransfers(BlockTransfers):
         until_s = self._clock.now_s + timeout_s
         self._clock.sleep_until(min(self._coming[0][0], until_s) if self._coming else until_s)
         return bool(self._coming) and self._coming[0][0] <= self._clock.now_s
-
-
-class _NoMemory:
-    """A simulated block has no bytes."""
-
-    def bytes_of(self, slot: int) -> memoryview:
-        return memoryview(b"")
-
-    def settle(self, slots: Iterable[int]) -> None:
-        """No copy is ever under way."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Carrier = Literal["shm", "cuda", "tcp"]
 
 FORMAT = 2
-"""Of the messages and of the bytes of a block."""
+"""Of the messages."""
 MAX_MESSAGE_BYTES = 4 * 2**20
 MAX_DIGESTS = 65_536
 """In a message."""

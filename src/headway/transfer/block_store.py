@@ -92,6 +92,16 @@ class Slots(Protocol):
         ...
 
 
+class NoSlots:
+    """Where no block can be brought."""
+
+    def bytes_of(self, slot: int) -> Slot:
+        raise LookupError(f"there is no slot {slot}")
+
+    def settle(self, slots: Iterable[int]) -> None:
+        """Nothing is ever copied."""
+
+
 class BlockTransfers:
     """Begins transfers and collects those that have ended. For one thread, but for the stores' own calls."""
 

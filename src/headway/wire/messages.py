@@ -125,6 +125,9 @@ class EngineReady(_Message):
     """The length of the model's vectors."""
     blocks_at: str = ""
     """Where it hands out KV blocks, if it does: see `block_server`."""
+    block_format: str = ""
+    """What the bytes of its KV blocks depend on, where others might have them: engines of which this is equal can use
+    each other's."""
 
 
 class StartUpFailed(_Message):

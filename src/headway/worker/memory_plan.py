@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # an engine without a model has a plan too, and starts three 
 
     from headway.models.checkpoint import Checkpoint
     from headway.models.decoder_config import Shard
+    from headway.transfer.block_format import BlockFormat
     from headway.worker.formats import Formats
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ class MemoryPlan:
     """Whether that room is on the device."""
     restore_block_s: float = 0.0
     """Time to copy one of these back, measured."""
+    block_format: BlockFormat | None = None
+    """Of what is kept there: engines with equal ones can use each other's blocks."""
     disk_bytes: int = 0
     """That files may take, of all ranks together."""
     num_disk_blocks: int = 0

@@ -11,7 +11,6 @@ runner.submit(output)                                                step after 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,13 +30,13 @@ from headway.models.checkpoint import Checkpoint
 from headway.models.decoder import Decoder
 from headway.models.decoder_config import DecoderConfig
 from headway.runner import PagedModel, Runner, RunnerSettings, create_runner
+from headway.transfer.block_format import BlockFormat
 from headway.transfer.block_store import BlockTransfers
 from headway.transfer.disk_store import DiskStore
 from headway.transfer.host_blocks import HostBlocks, SharedSlots
 from headway.worker.formats import choose_formats
 from headway.worker.memory_plan import MemoryPlan, free_cuda_bytes, longest_request, plan_memory
 
-_BLOCK_FORMAT = 1  # changes when blocks of the same model come to hold something else
 # Each is of another way that a layer takes, or of another size of its programs.
 _COMPILED_ROWS = (1, 16, 64, 128, 256)
 _NUM_COMPILING = 8
@@ -68,7 +67,7 @@ class ModelWorker:
         self._eos_token_ids = eos_token_ids
         self._ranks = ranks
         self._max_model_len = longest_request(config.model.max_model_len, model)
-        self._identities: tuple[bytes, ...] = ()  # of the weights, where it matters
+        self._identities: tuple[bytes, ...] = ()  # of the weights, where blocks may leave the device
         self._decoder: Decoder | None = None
         self._draft: Decoder | None = None
 
@@ -80,11 +79,12 @@ class ModelWorker:
             self._check_draft(checkpoint.config, draft.config)
         if self.formats.native_threads is not None:
             native.set_num_threads(self.formats.native_threads)
-        if self._config.cache.disk_cache and self._is_first:
-            self._identities = tuple(one.identity() for one in (checkpoint, draft) if one is not None)
         self._decoder = self._load(checkpoint, progress, self._ranks)
         if draft is not None:
             self._draft = self._load(draft, progress, None)  # small, and so whole on every rank
+        cache = self._config.cache
+        if (cache.host_cache_memory or cache.arrival_memory) and self._is_first:
+            self._identities = tuple(one.identity() for one in (checkpoint, draft) if one is not None)
 
     @property
     def _is_first(self) -> bool:
@@ -163,10 +163,14 @@ class ModelWorker:
         if plan.num_host_slots:
             kv_caches = [cache for model in models for cache in model.attention.kv_caches]
             host_blocks = HostBlocks(kv_caches, plan.num_host_slots, on_device=plan.has_device_slots, shared=shared)
-            plan = dataclasses.replace(plan, restore_block_s=host_blocks.measure_restore())
+            plan = dataclasses.replace(
+                plan,
+                restore_block_s=host_blocks.measure_restore(),
+                block_format=self._block_format(plan, host_blocks.slot_bytes, shared),
+            )
         transfers = None if host_blocks is None else BlockTransfers(host_blocks)
         if config.cache.disk_cache and host_blocks is not None and self._is_first:
-            disk = self._open_disk(plan, host_blocks, () if shared is None else shared.part_bytes)
+            disk = self._open_disk(plan)
             transfers = BlockTransfers(host_blocks, disk=disk)
             plan = dataclasses.replace(
                 plan,
@@ -191,19 +195,31 @@ class ModelWorker:
         runner.transfers = transfers
         return plan, runner
 
-    def _open_disk(self, plan: MemoryPlan, host_blocks: HostBlocks, part_bytes: tuple[int, ...]) -> DiskStore:
-        """The folder of blocks that this engine can use: all that decides what is in one is in its name."""
-        formats, cache = self.formats, self._config.cache
-        layout = (plan.block_size, host_blocks.slot_bytes, formats.kv_format.name, formats.kernels)
-        numbers = (str(formats), formats.device.type, formats.attention_backend, formats.quantization)
-        identities = (self._identities, part_bytes, type(self._ranks).__name__) if part_bytes else self._identities
-        identity = repr((_BLOCK_FORMAT, layout, numbers, identities)).encode()
+    def _block_format(self, plan: MemoryPlan, block_bytes: int, shared: SharedSlots | None) -> BlockFormat:
+        formats = self.formats
+        return BlockFormat(
+            weights=self._identities,
+            numbers=f"{formats}, {formats.quantization}",
+            kernels=formats.kernels,
+            attention_backend=formats.attention_backend,
+            device=formats.device.type,
+            kv_format=formats.kv_format.name,
+            block_size=plan.block_size,
+            block_bytes=block_bytes,
+            part_bytes=() if shared is None else shared.part_bytes,
+            collectives="" if self._ranks is None else type(self._ranks).__name__,
+        )
+
+    def _open_disk(self, plan: MemoryPlan) -> DiskStore:
+        """The folder of blocks that this engine can use."""
+        cache, block_format = self._config.cache, plan.block_format
+        assert block_format is not None
         return DiskStore(
             Path(cache.disk_cache).expanduser(),
-            fingerprint=hashlib.blake2b(identity, digest_size=16).hexdigest(),
-            block_bytes=host_blocks.slot_bytes,
+            fingerprint=block_format.fingerprint,
+            block_bytes=block_format.block_bytes,
             max_bytes=cache.disk_cache_size,
-            for_device=formats.device.type != "cpu",
+            for_device=block_format.device != "cpu",
         )
 
     def _paged(self, plan: MemoryPlan, decoder: Decoder) -> PagedModel:

@@ -47,7 +47,7 @@ def sequences(output: RequestOutput) -> list[tuple[int, ...]]:
 
 def nothing_is_left(engine: LLMEngine) -> bool:
     kv_cache = engine.core.scheduler.kv_cache
-    return not engine.has_unfinished_requests() and not kv_cache.num_used_blocks and not kv_cache.requests_with_blocks
+    return not engine.has_unfinished_requests() and not kv_cache.num_used_blocks and not kv_cache.holdings
 
 
 @both

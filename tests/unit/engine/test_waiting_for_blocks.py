@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from headway.core import RequestStatus
 from headway.core.kv.moves import BlockMoves
 from headway.core.request_options import RequestOptions
 from headway.core.scheduler_output import SchedulerOutput
-from headway.engine import engine_core
+from headway.engine import block_pump
 from headway.engine.engine_thread import EngineThread
 from headway.engine.llm_engine import LLMEngine
 from headway.engine_process import engine_loop
@@ -95,6 +95,12 @@ def make_engine(*, peers: Store | None = None, disk: Store | None = None, **part
     return engine_on(executor, max_model_len=200, num_host_slots=8, max_num_seqs=4, max_num_batched_tokens=64, **parts)
 
 
+def prefetched(engine: LLMEngine) -> Collection[bytes]:
+    tiers = engine.core.scheduler.kv_cache.tiers
+    assert tiers is not None
+    return tiers.prefetched.keys()
+
+
 def run_to_end(engine: LLMEngine) -> dict[str, int]:
     """How many tokens each request found."""
     return {output.request_id: output.num_cached_tokens for output in all_outputs(engine) if output.finished}
@@ -142,12 +148,12 @@ def test_what_has_come_is_copied_while_the_rest_is_on_its_way(
     engine.check_invariants()
     assert ("are not copied" in caplog.text) == fails
     assert [len(moves.moved_in) for moves in executor.moves] == ([] if fails else [2])
-    assert set(kv_cache.ahead) == (set() if fails else {first, second})
+    assert set(prefetched(engine)) == (set() if fails else {first, second})
     assert kv_cache.num_used_blocks == 0 and kv_cache.num_available_blocks == 64, "it is room for others"
     done(third, True)
     assert run_to_end(engine) == {"a": 12}
     assert [len(moves.moved_in) for moves in launched if moves.moved_in] == ([3] if fails else [1])
-    assert not kv_cache.ahead
+    assert not prefetched(engine)
 
 
 @pytest.mark.parametrize("ends", ["left", "too long"])
@@ -160,15 +166,15 @@ def test_what_was_copied_for_a_request_that_leaves_is_free(ends: str) -> None:
     digest, done = peers.fetches[0]
     done(digest, True)
     engine.step()
-    assert len(kv_cache.ahead) == 1 and kv_cache.pool.num_free_blocks == 63
+    assert len(prefetched(engine)) == 1 and kv_cache.device.pool.num_free_blocks == 63
     if ends == "left":
         engine.abort("a")
         engine.check_invariants()
-        assert kv_cache.pool.num_free_blocks == 64
+        assert kv_cache.device.pool.num_free_blocks == 64
     else:
         seconds[0] = 31.0
         assert run_to_end(engine) == {"a": 4}, "the block that has come is used"
-    assert not kv_cache.ahead
+    assert not prefetched(engine)
 
 
 @pytest.mark.parametrize("peers", [None, Store(answers=True)], ids=["nobody to ask", "transfers that cannot begin"])
@@ -258,7 +264,7 @@ def test_the_loop_of_the_engine_process_sleeps_until_a_block_has_come(
 def test_at_the_end_kept_blocks_are_stored_unless_the_disk_holds_it_up(
     answers: bool | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine_core, "STORE_REST_S", 25.0 if answers else 0.2)
+    monkeypatch.setattr(block_pump, "STORE_REST_S", 25.0 if answers else 0.2)
     engine = make_engine(disk=(disk := Store(answers=answers)))
     for first in (0, 20, 40):
         engine.add_request(f"r{first}", range(first, first + 17), PARAMS)
@@ -276,13 +282,13 @@ KEPT = [bytes([number]) * 32 for number in range(20)]
 def test_at_the_start_blocks_that_were_used_last_are_loaded_unless_the_disk_holds_it_up(
     answers: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_core, "LOAD_AHEAD_S", 25.0 if answers else 0.2)
+    monkeypatch.setattr(block_pump, "LOAD_LATEST_S", 25.0 if answers else 0.2)
     engine = make_engine(disk=(disk := Store(answers=answers, kept=KEPT)))
-    tier = engine.core.scheduler.kv_cache.host_tier
-    assert tier is not None and tier.far is not None
+    tiers = engine.core.scheduler.kv_cache.tiers
+    assert tiers is not None and (tier := tiers.host).disk is not None
     assert answers is False or disk.fetched == [(digest, False) for digest in KEPT[:-7:-1]], "a quarter stays free"
     assert all(digest in tier for digest in KEPT[-6:]) == bool(answers)
-    assert (len(tier.far), tier.num_fetching) == {True: (20, 0), False: (0, 0), None: (20, 6)}[answers]
+    assert (len(tier.disk), tier.num_fetching) == {True: (20, 0), False: (0, 0), None: (20, 6)}[answers]
     engine.add_request("a", PROMPT, PARAMS)
     assert run_to_end(engine) == {"a": 0}
     disk.answer(True)  # late

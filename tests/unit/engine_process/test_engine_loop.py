@@ -71,10 +71,10 @@ def test_an_idle_engine_checks_itself(caplog: pytest.LogCaptureFixture) -> None:
     engine = create_engine({})
 
     def leak() -> None:
-        engine.core.scheduler.kv_cache.pool.allocate(1)
+        engine.core.scheduler.kv_cache.device.pool.allocate(1)
 
     def repair() -> None:
-        pool = engine.core.scheduler.kv_cache.pool
+        pool = engine.core.scheduler.kv_cache.device.pool
         assert pool.drop(1)
         pool.put_back(1)
 

@@ -73,8 +73,8 @@ def test_blocks_come_back_from_the_host(tiny: TinyLLM, alone: Alone) -> None:
     outputs = [llm.generate(tokens, greedy(2), use_tqdm=False)[0] for tokens in (prompt, other, prompt)]
     for output in outputs:
         assert output.outputs[0].token_ids == alone.answer(tuple(output.prompt_token_ids))[:2]
-    tier = llm.engine.core.scheduler.kv_cache.host_tier
-    assert tier is not None and tier.stats.num_moved_in_blocks == 3
+    tiers = llm.engine.core.scheduler.kv_cache.tiers
+    assert tiers is not None and tiers.host.stats.num_moved_in_blocks == 3
     assert outputs[2].num_cached_tokens == 12
 
 

@@ -34,3 +34,11 @@ class BlockMoves(NamedTuple):
 
 
 NO_MOVES = BlockMoves()
+
+
+class PlannedCopies(NamedTuple):
+    """Copies that the next step makes, as in `BlockMoves`. They are added here, and taken by the manager."""
+
+    moved_out: list[tuple[int, int]]
+    copied: list[tuple[int, int]]
+    moved_in: list[tuple[int, int]]
