@@ -135,7 +135,7 @@ class DrivenScheduler:
         was one."""
         assert not self.is_broken
         self.on_planning(now_s)
-        running = {one.request_id: one.num_preemptions for one in self.scheduler.running}
+        running = {one.request_id: one.num_preemptions for one in self.scheduler.live.running}
         output = self.scheduler.schedule(now_s=now_s)
         preempted = [name for name, count in running.items() if self.requests[name].num_preemptions > count]
         self.events["preempted"] += len(preempted)

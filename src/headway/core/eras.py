@@ -22,15 +22,16 @@ its token, and its forks join the batch that it was in, as soon as there is room
 from __future__ import annotations
 
 import enum
-from typing import Any
 
 from headway.core.admission import Admission
 from headway.core.kv.manager import KVCacheManager
+from headway.core.live_requests import LiveRequests
+from headway.core.policy import SchedulingPolicy
 from headway.core.queue import GroupedQueue, WaitingQueue
 from headway.core.request import Request, RequestStatus
 from headway.core.scheduler import Scheduler
 from headway.core.scheduler_output import ModelRunnerOutput, RequestUpdate, SchedulerOutput
-from headway.core.steps import StepPlan
+from headway.core.shares import ShareAllocator, StepPlan
 from headway.settings import SchedulerSettings
 
 _LAST_TOKEN = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH)
@@ -72,10 +73,17 @@ class EraAdmission(Admission):
     """Lets requests into a batch that is being formed, until none waits or there is no seat or memory left; then it is
     sealed. Where prompts are not cut, it lets in only those that fit into the step as a whole."""
 
-    def __init__(self, config: SchedulerSettings, **collaborators: Any) -> None:
-        super().__init__(config, **collaborators)
-        self._config = config
-        self._lengths = self._waiting if isinstance(self._waiting, LengthQueue) else None
+    def __init__(
+        self,
+        config: SchedulerSettings,
+        *,
+        kv_cache: KVCacheManager,
+        policy: SchedulingPolicy,
+        live: LiveRequests,
+        shares: ShareAllocator,
+    ) -> None:
+        super().__init__(config, kv_cache=kv_cache, policy=policy, live=live, shares=shares)
+        self._lengths = live.waiting if isinstance(live.waiting, LengthQueue) else None
         self._entrants = _Entrants.ALL  # in the step that is being planned
         self._is_forming = False
         self._had_time = True
@@ -88,7 +96,7 @@ class EraAdmission(Admission):
         super().admit_waiting(plan)
         if self._entrants is not _Entrants.NONE:
             is_full = not plan.budget.left or not self._had_time
-            others_may_follow = is_full and self._live.num_free_seats > 0 and len(self._waiting) > 0
+            others_may_follow = is_full and self._live.num_free_seats > 0 and len(self._live.waiting) > 0
             self._is_forming = self._entrants is _Entrants.ALL and others_may_follow
 
     def opens_at_s(self) -> float:
@@ -109,7 +117,7 @@ class EraAdmission(Admission):
         is_empty = self._live.num_free_seats == self._config.max_num_seqs
         if is_empty and self._lengths is not None:
             self._lengths.open_class = None
-        first = self._waiting.peek(0)
+        first = self._live.waiting.peek(0)
         starts_with_fork = first is not None and first.is_fork
         if not self._is_forming and (starts_with_fork or not is_empty):
             entrants = _Entrants.FORKS if starts_with_fork else _Entrants.NONE
@@ -193,9 +201,8 @@ class EraScheduler(Scheduler):
         return self._admission.may_enter(request) and super().can_enter(request)
 
     def ready_at_s(self) -> float | None:
-        if not self._seals or self.in_batch or not self.live.waiting:
-            return None
-        return self._admission.opens_at_s()
+        ready_at_s = super().ready_at_s()
+        return ready_at_s if ready_at_s is None or not self._seals else self._admission.opens_at_s()
 
     def finish_request(self, request_id: str, status: RequestStatus) -> Request:
         """As in `Scheduler`; a request of a sealed batch that has its last token is held until the batch is done."""

@@ -24,7 +24,7 @@ def _check_places(scheduler: Scheduler) -> None:
     """No request is lost, twice there, or in another place than its status says."""
     live = scheduler.live
     waiting = list(live.waiting)
-    in_places = sorted(request.request_id for request in [*scheduler.in_batch, *waiting, *live.fetching])
+    in_places = sorted(request.request_id for request in [*scheduler.in_batch, *waiting, *live.fetching.requests])
     assert in_places == sorted(live.by_id), "a live request is in no place, or in two"
     assert live.num_free_seats >= 0, "more requests run than max_num_seqs"
     assert live.orders.keys() == set(live.running), "a running request has no order, or another one has"
@@ -36,12 +36,12 @@ def _check_places(scheduler: Scheduler) -> None:
     for request in waiting:
         assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), f"{request} is in the queue"
         assert request.num_computed_tokens == 0, f"{request} waits but claims to be in the cache"
-    for request, awaited in live.fetching.items():
+    for request, awaited in live.fetching.requests.items():
         assert request.status is RequestStatus.FETCHING, f"{request} waits for blocks"
         assert request.num_computed_tokens == 0 and request.has_fetched, f"{request} waits for blocks"
-        assert bool(awaited.missing) != (request in live.blocked), f"{request} waits for nothing"
+        assert bool(awaited.missing) != (request in live.fetching.blocked), f"{request} waits for nothing"
         assert awaited.missing <= set(awaited.chain), f"{request} waits for blocks of another"
-    assert live.blocked.keys() <= live.fetching.keys(), "room is wanted for a request that does not wait for blocks"
+    assert live.fetching.blocked.keys() <= live.fetching.requests.keys(), "a request is blocked that does not fetch"
     assert live.num_skips.keys() <= set(waiting), "skips are counted for a request that does not wait"
     num_computed = sum(request.num_computed_tokens for request in scheduler.in_batch)
     assert num_computed == live.num_computed_tokens, "the sum of computed tokens is wrong"
@@ -147,6 +147,6 @@ def _check_prefix_cache(scheduler: Scheduler) -> None:
     if tiers is not None:
         tiers.check_invariants()
         assert tiers.pinned_for.keys() <= scheduler.live.by_id.keys(), "blocks are pinned for one that has ended"
-    awaited = set().union(*(one.missing for one in scheduler.live.fetching.values()))
+    awaited = set().union(*(one.missing for one in scheduler.live.fetching.requests.values()))
     fetching = {digest for digest in awaited if tiers is not None and tiers.host.state_of(digest) is PartState.FETCHING}
     assert awaited == fetching, "a block is awaited and not fetched"

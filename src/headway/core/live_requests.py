@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from headway.core.fetching import FetchingRequests
 from headway.core.kv.manager import KVCacheManager
-from headway.core.kv.tiered_cache import FetchDecision, FetchKind
 from headway.core.policy import SchedulingPolicy
 from headway.core.queue import WaitingQueue
 from headway.core.request import Request, RequestStatus
 from headway.core.scheduler_output import NewRequest
 from headway.errors import RequestNotFoundError
-
-FETCH_LIMIT_S = 30.0
-"""After so long a request does not wait for its blocks any more, whatever has become of them."""
+from headway.settings import SchedulerSettings
 
 _BatchOrder = tuple[Any, int, int]  # the policy's key when the request was admitted, order index, arrival index
 
@@ -37,31 +35,24 @@ class Departures(NamedTuple):
     finished_request_ids: tuple[str, ...]
 
 
-class _Awaited:
-    """What a request that fetches waits for."""
-
-    __slots__ = ("began_s", "chain", "missing")
-
-    def __init__(self, began_s: float) -> None:
-        self.chain: Sequence[bytes] = ()  # in order; without one, those behind it are of no use
-        self.missing: set[bytes] = set()
-        self.began_s = began_s
-
-
 class LiveRequests:
     """Waiting and running requests. `running` is in the order the requests had when they were admitted."""
 
     def __init__(
-        self, *, waiting: WaitingQueue, kv_cache: KVCacheManager, policy: SchedulingPolicy, max_num_seqs: int
+        self,
+        config: SchedulerSettings,
+        *,
+        waiting: WaitingQueue,
+        kv_cache: KVCacheManager,
+        policy: SchedulingPolicy,
     ) -> None:
         self.waiting = waiting
         self.running: list[Request] = []
-        self.num_seats = max_num_seqs
+        self.num_seats = config.max_num_seqs
         """How many requests may run at once."""
-        self.fetching: dict[Request, _Awaited] = {}
-        """Requests that wait for blocks, the one that began first first."""
-        self.blocked: dict[Request, None] = {}
-        """Of these: for whose blocks there was no room on the host yet, in their order."""
+        self.fetching = FetchingRequests(
+            waiting=waiting, kv_cache=kv_cache, step_time=policy.view.pace.step_time, most=config.max_num_seqs
+        )
         self.by_id: dict[str, Request] = {}
         self.now_s = 0.0
         """When the step is planned."""
@@ -71,12 +62,12 @@ class LiveRequests:
         """Of all requests that have blocks together."""
         self._kv_cache = kv_cache
         self._policy = policy
-        self._max_num_seqs = max_num_seqs
+        self._preemption_mode = config.preemption_mode
+        self._max_preemptions = config.max_preemptions
         self.orders: dict[Request, _BatchOrder] = {}
         """Of running requests."""
         self.num_skips: dict[Request, int] = {}
         """Of waiting requests that did not fit: how many others have been admitted past them."""
-        self._waits_for: dict[bytes, list[Request]] = {}  # the requests that wait for a block
         self._preempted_request_ids: list[str] = []  # since the last step
         self._finished_request_ids: list[str] = []  # likewise
         self._num_arrivals = 0
@@ -89,8 +80,8 @@ class LiveRequests:
     def advance(self, now_s: float) -> None:
         """Set the time of the step that is being planned."""
         self.now_s = now_s
-        if self.fetching:
-            self._stop_waiting_long()
+        if self.fetching.requests:
+            self.fetching.advance(now_s)
         self.waiting.advance(now_s)
 
     def entry_key(self, request: Request) -> Any:
@@ -125,12 +116,23 @@ class LiveRequests:
         self.by_id[request.request_id] = request
         self.waiting.push(request)
 
-    def admit(self, request: Request, *, restore_mode: str, token_s: float | None) -> NewRequest:
+    def fetch(self, request: Request) -> bool:
+        """Whether a waiting request waits for blocks that are elsewhere, from now on. Then it has left the queue."""
+        if self._kv_cache.tiers is None or not self.fetching.begin(request, now_s=self.now_s):
+            return False
+        self.num_skips.pop(request, None)
+        return True
+
+    def admit(self, request: Request) -> NewRequest:
         """Move a waiting request into the batch. Returns it as the runner has to know it."""
         order = (self._policy.key(request), request.order_index, request.arrival_index)
         self.waiting.admit(request)
         self.num_skips.pop(request, None)
-        block_ids, num_computed_tokens = self._kv_cache.admit(request, restore_mode=restore_mode, token_s=token_s)
+        block_ids, num_computed_tokens = self._kv_cache.admit(
+            request,
+            restore_mode=self._preemption_mode if request.num_preemptions else "auto",
+            token_s=self._policy.view.pace.step_time.per_token_s,
+        )
         request.admit(num_computed_tokens)
         self.orders[request] = order
         bisect.insort(self.running, request, key=self.orders.__getitem__)
@@ -145,103 +147,12 @@ class LiveRequests:
             block_ids=block_ids,
         )
 
-    # ---- waiting for blocks -----------------------------------------------------------------------------------------
-
-    def may_fetch(self, request: Request) -> bool:
-        """Whether a waiting request may wait for blocks: once, and not more of them than the batch has seats."""
-        is_new = not request.has_fetched and not request.num_preemptions and not request.is_fork
-        return is_new and len(self.fetching) < self._max_num_seqs
-
-    def fetch(self, request: Request, decision: FetchDecision) -> bool:
-        """Note what a waiting request does about blocks that are elsewhere. Returns whether it waits for them: then it
-        has left the queue."""
-        request.has_fetched = decision.kind is not FetchKind.NOTHING
-        if decision.kind not in (FetchKind.WAIT, FetchKind.BLOCKED):
-            return False
-        request.move_to(RequestStatus.FETCHING)
-        self.waiting.remove(request)
-        self.num_skips.pop(request, None)
-        self.fetching[request] = _Awaited(self.now_s)
-        self._await(request, decision)
-        return True
-
-    def retry_fetches(self, fetch: Callable[[Request], FetchDecision]) -> None:
-        """Have blocks fetched for those who had no room for them, the first one first, as far as there is now."""
-        while self.blocked:
-            request = next(iter(self.blocked))
-            decision = fetch(request)
-            self._await(request, decision)
-            if decision.kind is FetchKind.BLOCKED:
-                return
-            if not decision.digests:
-                self._queue_again(request)
-
-    def _await(self, request: Request, decision: FetchDecision) -> None:
-        if decision.kind is FetchKind.BLOCKED:
-            self.blocked[request] = None
-            return
-        self.blocked.pop(request, None)
-        awaited = self.fetching[request]
-        awaited.chain, awaited.missing = decision.digests, set(decision.digests)
-        for digest in decision.digests:
-            self._waits_for.setdefault(digest, []).append(request)
-
-    def fetch_done(self, digest: bytes, ok: bool) -> bool:
-        """A block has come, or will not. Requests that have all they can get are queued again. Returns whether it has
-        come and a request that waited for it waits for others still."""
-        is_early = False
-        for request in self._waits_for.pop(digest, ()):
-            awaited = self.fetching[request]
-            if ok:
-                awaited.missing.discard(digest)
-                is_early = is_early or bool(awaited.missing)
-            else:
-                self._cut(request, awaited, awaited.chain.index(digest))
-            if not awaited.missing:
-                self._queue_again(request)
-        return is_early
-
-    def _cut(self, request: Request, awaited: _Awaited, place: int) -> None:
-        """Wait for the first blocks of the chain only."""
-        chain, awaited.chain = awaited.chain, awaited.chain[:place]
-        for digest in chain[place:]:
-            if digest in awaited.missing:
-                awaited.missing.remove(digest)
-                self._forget_wait(request, digest)
-
-    def _forget_wait(self, request: Request, digest: bytes) -> None:
-        waits = self._waits_for.get(digest)
-        if waits is not None:
-            waits.remove(request)
-            if not waits:
-                del self._waits_for[digest]
-
-    def _stop_fetching(self, request: Request) -> None:
-        awaited = self.fetching[request]
-        self._cut(request, awaited, 0)
-        del self.fetching[request]
-        self.blocked.pop(request, None)
-
-    def _queue_again(self, request: Request) -> None:
-        """The first block counts as used last: without it the others are of no use."""
-        assert self._kv_cache.tiers is not None
-        self._kv_cache.tiers.host.touch(reversed(self.fetching[request].chain))
-        self._stop_fetching(request)
-        request.move_to(RequestStatus.WAITING)
-        self.waiting.push(request)
-
-    def _release_fetched(self, request: Request) -> None:
-        if self._kv_cache.tiers is not None:
-            self._kv_cache.tiers.release(request)
-
-    def _stop_waiting_long(self) -> None:
-        while self.fetching:
-            request, awaited = next(iter(self.fetching.items()))
-            if self.now_s - awaited.began_s < FETCH_LIMIT_S:
-                return
-            self._queue_again(request)
-
     # ---- leaving --------------------------------------------------------------------------------------------------
+
+    def preemptible(self) -> list[Request]:
+        """Running requests that have not been preempted too often already."""
+        most = self._max_preemptions
+        return [request for request in self.running if request.num_preemptions < most]
 
     def preempt(self, request: Request) -> None:
         """Take back a running request's blocks. It waits again, where its arrival puts it."""
@@ -266,11 +177,12 @@ class LiveRequests:
             return request
         del self.by_id[request_id]
         if old_status is RequestStatus.FETCHING:
-            self._stop_fetching(request)
+            self.fetching.remove(request)
         else:
             self.waiting.remove(request)
             self.num_skips.pop(request, None)
-        self._release_fetched(request)
+        if self._kv_cache.tiers is not None:
+            self._kv_cache.tiers.release(request)
         return request
 
     def stop_running(self, request: Request) -> None:

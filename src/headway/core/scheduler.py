@@ -8,9 +8,11 @@ A step may be planned while earlier ones are in flight: planning advances the re
 tokens it is going to sample count as theirs (see `Request`). The result, when it comes, only says which they are.
 
     live_requests   where each request is: waiting, running
-    admission       which waiting requests enter the batch
-    steps           how a request gets its share of a step, which is preempted for it, and what the result changes
-    overtaking      short prompts pass a long one; a request displaces another
+    fetching        requests that wait for blocks that are elsewhere
+    shares          how a request gets its share of a step, and which is preempted for it
+    long_prompts    short prompts pass a long one
+    admission       which waiting requests enter the batch, and which running ones are displaced for them
+    landing         steps in flight, and what their results change
     speculation     which requests verify guesses of their next tokens, and how many
     eras            a scheduler as there were before: for comparisons
 
@@ -26,8 +28,9 @@ from typing import ClassVar
 
 from headway.core.admission import Admission
 from headway.core.kv.manager import KVCacheManager
+from headway.core.landing import Landing, LaunchedStep
 from headway.core.live_requests import LiveRequests
-from headway.core.overtaking import LongPrompts
+from headway.core.long_prompts import LongPrompts
 from headway.core.policy import PolicyView, SchedulingPolicy, create_policy
 from headway.core.queue import GuardedQueue, WaitingQueue
 from headway.core.request import Request, RequestStatus
@@ -39,9 +42,9 @@ from headway.core.scheduler_output import (
     advance_requests,
     make_tuple,
 )
+from headway.core.shares import ShareAllocator, StepPlan, TokenBudget
 from headway.core.speculation import create_speculation
 from headway.core.step_time import DecodePace
-from headway.core.steps import Landing, LaunchedStep, ShareAllocator, StepPlan, TokenBudget
 from headway.errors import InvalidRequestError, RequestTooLargeError
 from headway.settings import SchedulerSettings
 
@@ -62,47 +65,23 @@ class Scheduler:
             max_tokens=config.max_num_batched_tokens,
             full_tokens=config.full_step_tokens,
         )
-        self.view = PolicyView(kv_cache, self.pace, max_head_skips=config.max_head_skips)
-        self.policy: SchedulingPolicy = create_policy(config.scheduling_policy, self.view)
-        self.live = LiveRequests(
-            waiting=self._create_queue(), kv_cache=kv_cache, policy=self.policy, max_num_seqs=config.max_num_seqs
-        )
+        view = PolicyView(kv_cache, self.pace, max_head_skips=config.max_head_skips)
+        self.policy: SchedulingPolicy = create_policy(config.scheduling_policy, view)
+        self.live = LiveRequests(config, waiting=self._create_queue(), kv_cache=kv_cache, policy=self.policy)
         self.speculation = create_speculation(config, kv_cache=kv_cache, pace=self.pace)
         self.landing = Landing(
             kv_cache=kv_cache,
-            live=self.live,
-            view=self.view,
             policy=self.policy,
+            live=self.live,
             verifier=self.speculation,
             finish=self.finish_request,
         )
         self._shares = ShareAllocator(
-            kv_cache=kv_cache,
-            view=self.view,
-            policy=self.policy,
-            live=self.live,
-            in_flight=self.landing.in_flight,
-            max_preemptions=config.max_preemptions,
-            preemption_mode=config.preemption_mode,
-            can_enter=self.can_enter,
+            kv_cache=kv_cache, policy=self.policy, live=self.live, landing=self.landing, can_enter=self.can_enter
         )
-        self._long_prompts = LongPrompts(
-            kv_cache=kv_cache,
-            policy=self.policy,
-            live=self.live,
-            pace=self.pace,
-            shares=self._shares,
-            passing_share=config.short_prompt_share,
-            skip_window=config.skip_window,
-        )
+        self._long_prompts = LongPrompts(config, policy=self.policy, live=self.live, shares=self._shares)
         self._admission = self.admission_kind(
-            config,
-            kv_cache=kv_cache,
-            policy=self.policy,
-            live=self.live,
-            pace=self.pace,
-            shares=self._shares,
-            long_prompts=self._long_prompts,
+            config, kv_cache=kv_cache, policy=self.policy, live=self.live, shares=self._shares
         )
         self._num_steps = 0
 
@@ -132,7 +111,7 @@ class Scheduler:
 
         An empty plan is not a step: it needs no result, and what it would have told the runner comes with the next. If
         no step is in flight and there are live requests, the plan is never empty, but where requests wait for blocks
-        (`num_fetching`), for a time (`ready_at_s`), or have ended by that (`take_ends`). Even an empty plan may have
+        (`live.fetching`), for a time (`ready_at_s`), or have ended by that (`take_ends`). Even an empty plan may have
         transfers to begin. `now_s`: the time that policies and pinned blocks go by.
         """
         self._advance(now_s)
@@ -196,7 +175,7 @@ class Scheduler:
         tiers = self.kv_cache.tiers
         assert tiers is not None, "a fetch has ended that was not planned"
         tiers.host.fetch_done(digest, ok, seconds=seconds)
-        if self.live.fetch_done(digest, ok):
+        if self.live.fetching.fetch_done(digest, ok):
             tiers.may_prefetch(digest)
 
     def take_ends(self) -> list[RequestUpdate]:
@@ -204,8 +183,8 @@ class Scheduler:
         return []
 
     def ready_at_s(self) -> float | None:
-        """If nothing can be planned now although requests wait: when that changes by itself. None: it does not."""
-        return None
+        """If nothing could be planned although requests wait: when that changes by itself. None: it does not."""
+        return None if self.in_batch or not self.live.waiting else self.live.now_s
 
     def can_enter(self, request: Request) -> bool:
         """Whether a waiting request would enter now, if it were the first."""
@@ -219,15 +198,6 @@ class Scheduler:
         return self.live.by_id
 
     @property
-    def waiting(self) -> WaitingQueue:
-        return self.live.waiting
-
-    @property
-    def running(self) -> list[Request]:
-        """In the order they had when they were admitted."""
-        return self.live.running
-
-    @property
     def in_batch(self) -> Sequence[Request]:
         """Requests that have a seat and blocks."""
         return self.live.running
@@ -236,11 +206,6 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Requests that have no seat."""
         return len(self.live.waiting) + len(self.live.fetching)
-
-    @property
-    def num_fetching(self) -> int:
-        """Requests that wait for blocks."""
-        return len(self.live.fetching)
 
     @property
     def in_flight(self) -> deque[LaunchedStep]:
@@ -269,7 +234,7 @@ class Scheduler:
 
     def _advance(self, now_s: float) -> None:
         """Set the time of the step that is being planned."""
-        self.view.advance(now_s)
+        self.policy.view.advance(now_s)
         self.live.advance(now_s)
         self.kv_cache.advance(now_s)
 

@@ -32,8 +32,8 @@ from headway.core import (
     SchedulerOutput,
     check_invariants,
 )
+from headway.core.landing import LaunchedStep
 from headway.core.scheduler_output import BatchSnapshot
-from headway.core.steps import LaunchedStep
 from headway.engine.block_pump import create_pump
 from headway.engine.step_report import StepReport
 from headway.errors import EngineDeadError
@@ -105,7 +105,7 @@ class EngineCore:
     def only_waits_for_blocks(self) -> bool:
         """Whether a step would do nothing but wait for a transfer to end. Who sleeps instead is woken by
         `Executor.transfers`, and should come back after a second all the same."""
-        num_fetching = self.scheduler.num_fetching
+        num_fetching = len(self.scheduler.live.fetching)
         if self._pump is None or not num_fetching or self._pump.has_news:
             return False
         return num_fetching == len(self.scheduler.requests) and not self.scheduler.in_flight
@@ -216,7 +216,7 @@ class EngineCore:
         """Nothing can be planned before blocks have come, or before a time; but not long, since requests may come."""
         ready_at_s = self.scheduler.ready_at_s()
         waits_s = math.inf if ready_at_s is None else max(ready_at_s - self._now(), 0.0)
-        if self.scheduler.num_fetching and self._pump is not None:
+        if self.scheduler.live.fetching and self._pump is not None:
             self._pump.wait(min(waits_s, _LONGEST_SLEEP_S))
             return
         if ready_at_s is None:
@@ -234,7 +234,7 @@ class EngineCore:
             output=output,
             requests=requests,
             num_tokens=tuple([request.num_tokens for request in requests]),
-            num_running=len(scheduler.running),
+            num_running=len(scheduler.live.running),
             num_waiting=scheduler.num_waiting,
             num_used_blocks=scheduler.kv_cache.num_used_blocks,
             num_used_slots=scheduler.num_used_slots,

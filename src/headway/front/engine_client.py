@@ -37,9 +37,9 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from headway.core.fetching import FETCH_LIMIT_S
 from headway.core.kv.blocks import block_digests, root_digest
 from headway.core.kv.cache_report import CacheReport
-from headway.core.live_requests import FETCH_LIMIT_S
 from headway.core.request_options import RequestOptions
 from headway.errors import ConfigError, EngineStartError, EngineUnavailableError, InvalidRequestError
 from headway.front.backoff import Backoff

@@ -257,7 +257,7 @@ def sample_of(scheduler: Scheduler, at_s: float) -> BatchSample:
     return BatchSample(
         at_s=at_s,
         num_running=len(scheduler.in_batch),
-        num_waiting=len(scheduler.waiting),
+        num_waiting=len(scheduler.live.waiting),
         kv_used=kv_cache.num_used_blocks / kv_cache.num_blocks,
     )
 

@@ -425,7 +425,7 @@ class _Cluster:
             self._agenda.ended(int(update.request_id), now_s)
             if self._progress is not None:
                 self._progress.advance()
-        self.result.most_waiting = max(self.result.most_waiting, len(replica.core.scheduler.waiting))
+        self.result.most_waiting = max(self.result.most_waiting, len(replica.core.scheduler.live.waiting))
         for output in step.launched:
             for request_id in output.preempted_request_ids:
                 timelines[int(request_id)].num_preemptions += 1

@@ -97,8 +97,8 @@ class _Scheduler:
         return self.running
 
     @property
-    def waiting(self) -> list[str]:
-        return self._engine.live[self._engine.max_running :]
+    def live(self) -> SimpleNamespace:
+        return SimpleNamespace(waiting=self._engine.live[self._engine.max_running :])
 
     @property
     def kv_cache(self) -> SimpleNamespace:
