@@ -62,7 +62,7 @@ class TieredScheduler(DrivenScheduler):
     def on_planned(self, output: SchedulerOutput) -> None:
         self._begin_transfers(output.moves)
         self.events["transfers without a step"] += output.is_empty and output.moves.has_transfers
-        self.events["fetching"] += len(self.scheduler.live.fetching)
+        self.events["fetching"] += len(self.scheduler.live.fetching.requests)
         self.events["blocked"] += len(self.scheduler.live.fetching.blocked)
         awaited = [digest for one in self.scheduler.live.fetching.requests.values() for digest in one.missing]
         self.events["awaited by several"] += sum(count > 1 for count in Counter(awaited).values())
@@ -165,7 +165,7 @@ class TieredPlay(RandomPlay):
             self.driven.events["only fetching"] += not scheduler.live.waiting
             self.end_transfer()
         else:
-            assert len(scheduler.live.fetching) == len(scheduler.live.fetching.blocked), (
+            assert len(scheduler.live.fetching.requests) == len(scheduler.live.fetching.blocked), (
                 "blocks are awaited that are not on their way"
             )
             ready_at_s = scheduler.ready_at_s()

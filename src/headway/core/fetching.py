@@ -46,9 +46,6 @@ class FetchingRequests:
         self._step_time = step_time
         self._most = most
 
-    def __len__(self) -> int:
-        return len(self.requests)
-
     @property
     def _tiers(self) -> TieredCache:
         assert self._kv_cache.tiers is not None, "there is no other place for blocks"

@@ -205,7 +205,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests that have no seat."""
-        return len(self.live.waiting) + len(self.live.fetching)
+        return len(self.live.waiting) + len(self.live.fetching.requests)
 
     @property
     def in_flight(self) -> deque[LaunchedStep]:

@@ -105,7 +105,7 @@ class EngineCore:
     def only_waits_for_blocks(self) -> bool:
         """Whether a step would do nothing but wait for a transfer to end. Who sleeps instead is woken by
         `Executor.transfers`, and should come back after a second all the same."""
-        num_fetching = len(self.scheduler.live.fetching)
+        num_fetching = len(self.scheduler.live.fetching.requests)
         if self._pump is None or not num_fetching or self._pump.has_news:
             return False
         return num_fetching == len(self.scheduler.requests) and not self.scheduler.in_flight
@@ -216,7 +216,7 @@ class EngineCore:
         """Nothing can be planned before blocks have come, or before a time; but not long, since requests may come."""
         ready_at_s = self.scheduler.ready_at_s()
         waits_s = math.inf if ready_at_s is None else max(ready_at_s - self._now(), 0.0)
-        if self.scheduler.live.fetching and self._pump is not None:
+        if self.scheduler.live.fetching.requests and self._pump is not None:
             self._pump.wait(min(waits_s, _LONGEST_SLEEP_S))
             return
         if ready_at_s is None:

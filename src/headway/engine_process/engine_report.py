@@ -94,7 +94,7 @@ class EngineCounters:
             stats.prefix_cache.num_queried_tokens -= beams.num_queried_tokens
             stats.prefix_cache.num_hit_tokens -= beams.num_hit_tokens
         if tiers is not None:
-            batch.num_fetching = len(scheduler.live.fetching)
+            batch.num_fetching = len(scheduler.live.fetching.requests)
             stats.tiers.num_host_blocks = len(tiers.host)
             stats.tiers.num_disk_blocks = 0 if tiers.host.disk is None else len(tiers.host.disk)
         return stats
