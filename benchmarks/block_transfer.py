@@ -25,9 +25,10 @@ import torch
 
 from headway.core.kv.blocks import DIGEST_BYTES
 from headway.kv.layer_cache import LayerKVCache
-from headway.transfer.block_client import PeerBlocks, copy_rows
+from headway.transfer.block_client import PeerBlocks
 from headway.transfer.block_messages import Carrier, open_cuda, share_cuda
 from headway.transfer.block_server import BlockAt, BlockServer
+from headway.transfer.carriers import copy_rows
 from headway.transfer.host_blocks import HostBlocks
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from headway.config import EngineConfig
-from headway.engine.llm_engine import LLMEngine, LoadedModel
+from headway.engine.llm_engine import LLMEngine
+from headway.engine.loaded_model import LoadedModel
 from headway.engine.step_report import EngineStep
 from headway.loader.dummy import BUILTIN_SHAPES
 from headway_lab.bench.replay import run_round

@@ -15,7 +15,8 @@ import random
 from collections.abc import Sequence
 
 from headway.config import EngineConfig
-from headway.engine.llm_engine import LLMEngine, LoadedModel
+from headway.engine.llm_engine import LLMEngine
+from headway.engine.loaded_model import LoadedModel
 from headway_lab.bench.replay import Replay, replay
 from headway_lab.bench.timelines import percentile
 from headway_lab.workload.bench_requests import HIGHEST_TOKEN_ID, BenchRequest

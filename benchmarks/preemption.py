@@ -14,7 +14,8 @@ import json
 import torch
 
 from headway.config import EngineConfig
-from headway.engine.llm_engine import LLMEngine, LoadedModel
+from headway.engine.llm_engine import LLMEngine
+from headway.engine.loaded_model import LoadedModel
 from headway_lab.bench.offline_bench import SCENARIO_TEMPERATURE, SCENARIOS
 from headway_lab.bench.online_metrics import OnlineMetrics
 from headway_lab.bench.replay import replay

@@ -25,6 +25,7 @@ PURPOSES = {
     "engine_process": "the engine as a process",
     "llm": "the Python API",
     "async_llm": "the same for asyncio programs",
+    "async_outputs": "outputs of AsyncLLM, from deltas",
     "engine": "the loop; text ↔ tokens",
     "executor": "who runs a step",
     "worker": "load, plan memory, run",

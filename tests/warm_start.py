@@ -37,7 +37,7 @@ from typing import Any
 COMM = "warm-start"
 """The name of a nursery in /proc/PID/comm."""
 STARTS_CHILDREN = ("headway", "headway.engine_process.main")
-WARM_MODULES = (*STARTS_CHILDREN, "headway.executor.rank_process")
+WARM_MODULES = (*STARTS_CHILDREN, "headway.worker.rank_process")
 IMPORTED = (
     "uvloop",
     "headway.cli.serve_parent",

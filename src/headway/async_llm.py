@@ -18,19 +18,21 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from headway.async_outputs import OutputBuilder
 from headway.config import EngineConfig
-from headway.core.request_options import OPTION_NAMES, RequestOptions
-from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt, options_each
+from headway.core.request_options import RequestOptions
+from headway.engine.prompt_forms import Prompt, num_chars_of, options_each, take_options
+from headway.engine.request_preparer import PreparedRequest, RequestPreparer
 from headway.errors import EngineUnavailableError, InvalidRequestError
+from headway.front.deployment import Deployment
 from headway.front.engine_client import EngineClient
 from headway.front.roles import Roles
-from headway.front.streams import AnswerBuilder, RequestStream
+from headway.front.streams import RequestStream
 from headway.loader.model_tokenizer import load_model_tokenizer
 from headway.outputs import EmbeddingRequestOutput, RequestOutput, check_dimensions
 from headway.predict import AnswerLengths, PromptView
 from headway.predict.prediction_thread import Ended, PredictionThread
 from headway.sampling_params import SamplingParams
-from headway.structured.conversation import chat_text, tools_from
 from headway.tokenizer import Tokenizer
 from headway.tokenizer.tokenizer import TokenizerThreads
 from headway.wire.messages import AddRequest, Delta
@@ -38,8 +40,6 @@ from headway.wire.messages import AddRequest, Delta
 Message = Mapping[str, Any]
 
 NOT_STARTED = "the engine has not been started: await start(), or use 'async with'"
-IDS_PER_CHAR = 16
-"""Token ids that are checked in the time it takes to tokenise a character."""
 
 
 class AsyncLLM:
@@ -76,17 +76,17 @@ class AsyncLLM:
         """
         given = {name: _plain(value) for name, value in {"model": model, **options}.items()}
         self._config = EngineConfig.from_options(**given)
-        self._client = EngineClient(
+        deployment = Deployment(
             given,
             factory=engine_factory,
             log_level=_log_level(),
-            resumes=resume,
             num_replicas=replicas,
             router=router,
             roles=None if roles is None else Roles.parse(roles),
         )
+        self._client = EngineClient(deployment, resumes=resume)
         self._threads = TokenizerThreads(tokenizer_threads)
-        self._inputs: InputProcessor | None = None
+        self._preparer: RequestPreparer | None = None
         self._lengths: PredictionThread | None = None
         self._has_begun = False
         self._live: dict[str, _LiveRequest] = {}
@@ -114,7 +114,9 @@ class AsyncLLM:
             raise
         info = self._client.info
         assert info is not None
-        self._inputs = InputProcessor(tokenizer=tokenizer, vocab_size=info.vocab_size, max_model_len=info.max_model_len)
+        self._preparer = RequestPreparer(
+            tokenizer=tokenizer, vocab_size=info.vocab_size, max_model_len=info.max_model_len
+        )
 
     async def shutdown(self, drain_s: float = 0.0) -> None:
         """End the engine process, after its requests have ended or `drain_s` seconds; what is left then ends with
@@ -136,7 +138,7 @@ class AsyncLLM:
     @property
     def is_ready(self) -> bool:
         """Whether requests are taken and make progress now."""
-        return self._inputs is not None and self._client.health.ok
+        return self._preparer is not None and self._client.health.ok
 
     async def check_health(self) -> None:
         """Raise `EngineUnavailableError`, with the reason, unless `is_ready`."""
@@ -145,10 +147,7 @@ class AsyncLLM:
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer; an error if it has none."""
-        tokenizer = self._started().tokenizer
-        if tokenizer is None:
-            raise InvalidRequestError("This model has no tokenizer.")
-        return tokenizer
+        return self._started().get_tokenizer()
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
@@ -170,7 +169,7 @@ class AsyncLLM:
         that waits for it, aborts the request.
         """
         (own_options,) = options_each(1, options, named_options)
-        return self._run(lambda: prompt, _num_chars(prompt), sampling_params, request_id, own_options)
+        return self._run(lambda: prompt, num_chars_of(prompt), sampling_params, request_id, own_options)
 
     def chat(
         self,
@@ -184,13 +183,10 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation. `tools`, in OpenAI's shape, become part of the prompt. Keywords that are not options
         go to the model's chat template; the rest is as in `generate`."""
-        named_options = {name: more.pop(name) for name in OPTION_NAMES if name in more}
-        (own_options,) = options_each(1, options, named_options)
+        (own_options,) = options_each(1, options, take_options(more))
 
         def chat_prompt() -> list[int]:
-            tokenizer = self.get_tokenizer()
-            text = chat_text(tokenizer, messages, tools=tools_from(tools or ()), **more)
-            return tokenizer.encode(text, add_special_tokens=False)  # the template writes the special tokens itself
+            return self._started().chat_token_ids(messages, tools=tools, **more)
 
         num_chars = sum(len(str(part)) for part in (*messages, *(tools or ())))
         return self._run(chat_prompt, num_chars, sampling_params, request_id, own_options)
@@ -229,18 +225,18 @@ class AsyncLLM:
         request_id: str | None,
         options: RequestOptions,
     ) -> AsyncGenerator[RequestOutput, None]:
-        inputs = self._started()
+        preparer = self._started()
         live = self._enter(request_id)
         params = SamplingParams() if sampling_params is None else sampling_params
 
         def prepare() -> PreparedRequest:
-            return inputs.prepare(live.request_id, make_prompt(), params, options)
+            return preparer.prepare(live.request_id, make_prompt(), params, options)
 
         prediction: _Prediction | None = None
-        answer: AnswerBuilder | None = None
+        answer: OutputBuilder | None = None
         try:
             request = await self._threads.run(prepare, num_chars=num_chars)
-            answer = AnswerBuilder(request)
+            answer = OutputBuilder(request)
             prediction = await self._predict(request)
             if live.is_aborted:
                 yield answer.take([live.last_delta])
@@ -259,10 +255,10 @@ class AsyncLLM:
             if prediction is not None and answer is not None:
                 self._note_lengths(prediction, answer)
 
-    def _started(self) -> InputProcessor:
-        if self._inputs is None:
+    def _started(self) -> RequestPreparer:
+        if self._preparer is None:
             raise EngineUnavailableError(NOT_STARTED)
-        return self._inputs
+        return self._preparer
 
     def _enter(self, request_id: str | None) -> _LiveRequest:
         if request_id is None:
@@ -279,21 +275,12 @@ class AsyncLLM:
         if self._lengths is None or request.params.use_beam_search:
             return None
         arrival_s = time.time()
-        params, options = request.params, request.children[0].options
-        assert params.max_tokens is not None
-        view = PromptView(
-            request.prompt_token_ids,
-            max_tokens=params.max_tokens,
-            temperature=params.temperature,
-            text=request.prompt,
-            user=options.tenant or None,
-        )
-        if options.predicted_tokens is not None:
-            return _Prediction(view, options.predicted_tokens, arrival_s)
-        (guess,) = await self._lengths.predict([view])
-        return _Prediction(view, guess, arrival_s)
+        if request.options.predicted_tokens is not None:
+            return _Prediction(request.view, request.options.predicted_tokens, arrival_s)
+        (guess,) = await self._lengths.predict([request.view])
+        return _Prediction(request.view, guess, arrival_s)
 
-    def _note_lengths(self, prediction: _Prediction, answer: AnswerBuilder) -> None:
+    def _note_lengths(self, prediction: _Prediction, answer: OutputBuilder) -> None:
         assert self._lengths is not None
         for completion in answer.completions:
             reason = completion.finish_reason or "abort"
@@ -333,19 +320,10 @@ class _LiveRequest:
 def _message(request_id: str, request: PreparedRequest, guess: float | None) -> AddRequest:
     """The request as the engine process takes it. The id is never used again, unlike the caller's own: what is on its
     way from the engine for an aborted request must not reach the next one."""
-    options = request.children[0].options
+    options = request.options
     if guess is not None:
         options = dataclasses.replace(options, predicted_tokens=guess)
     return AddRequest(request_id, list(request.prompt_token_ids), request.params, options)
-
-
-def _num_chars(prompt: Prompt) -> int:
-    """How long it takes to look at a prompt, in characters to tokenise."""
-    if isinstance(prompt, Mapping):
-        prompt = prompt.get("prompt_token_ids") or prompt.get("prompt") or ""
-    if isinstance(prompt, str):
-        return len(prompt)
-    return len(prompt) // IDS_PER_CHAR if hasattr(prompt, "__len__") else 0
 
 
 def _plain(value: Any) -> Any:

@@ -11,18 +11,17 @@ that the engine reads. What a checkpoint or free memory decides is settled in `h
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import numbers
 import os
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, did_you_mean
 from headway.settings import MAX_DRAFT_TOKENS, CacheSettings, DeviceSettings, SchedulerSettings
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -97,6 +96,14 @@ _DEFAULTS = {
 
 
 _HOST_BYTES_BEFORE_DISK = 2**30  # blocks pass through host memory on their way
+
+ARRIVAL_BYTES = 2**30
+CPU_ARRIVAL_BYTES = 2**28
+"""Where blocks arrive with roles, if nothing is said: room for them is needed only until they are copied in. A machine
+without a GPU has the smaller one."""
+PREFILL_STEP_TOKENS = 2048
+"""The most that a step of a GPU that computes only prompts has, if nothing is said: as fast as larger ones (H200), and
+the blocks of a part travel while the next part is computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -535,6 +542,23 @@ class EngineConfig:
             sections[section_field.name] = section(**chosen)
         return cls(**sections)
 
+    def options_for_roles(self, *, has_gpu: bool, crosses_network: bool) -> dict[str, Any]:
+        """What engines need beside these options where prefill and decode are apart: room for blocks to arrive in.
+        Raises `ConfigError` for what does not go with that."""
+        if not self.cache.enable_prefix_caching:
+            raise ConfigError("roles need the prefix cache, by which blocks are found; it is switched off.")
+        if self.device.tensor_parallel_size != 1:
+            raise ConfigError("roles do not go with tensor_parallel_size: ranks have parts of blocks.")
+        if self.model.draft_model is not None:
+            raise ConfigError("roles do not go with a draft model, whose blocks would have to travel as well.")
+        if self.scheduler.preemption_mode == "recompute":
+            raise ConfigError("roles do not go with --preemption-mode recompute: blocks that come are copied in.")
+        if self.cache.host_cache_memory is not None or self.cache.arrival_memory is not None:
+            return {}
+        if has_gpu and not crosses_network and not self.cache.disk_cache:
+            return {"arrival_memory": ARRIVAL_BYTES}
+        return {"host_cache_memory": ARRIVAL_BYTES if has_gpu or crosses_network else CPU_ARRIVAL_BYTES}
+
     def resolve(self, device: str) -> ResolvedConfig:
         """Settle what the options and the kind of device, "cpu" or "cuda", decide."""
         return ResolvedConfig(
@@ -562,9 +586,14 @@ def iter_options() -> Iterator[tuple[type, dataclasses.Field[Any]]]:
             yield section, option_field
 
 
+def option_names() -> set[str]:
+    """Of all options."""
+    return {option_field.name for _, option_field in iter_options()}
+
+
 def check_names(options: Iterable[str]) -> None:
     """Raise `ConfigError` for the first name that is no option: with its new name, or the nearest one."""
-    known = {option_field.name for _, option_field in iter_options()}
+    known = option_names()
     for name in options:
         if name in RENAMED_OPTIONS:
             raise ConfigError(f"{name} is now {' and '.join(map(_with_values, RENAMED_OPTIONS[name]))}.")
@@ -579,20 +608,6 @@ def _with_values(name: str) -> str:
         return f"{name} (True or False)"
     choices = option_field.metadata["choices"]
     return name if choices is None else f"{name} ({' or '.join(map(repr, choices))})"
-
-
-_LEAST_BEGINNING = 3
-
-
-def did_you_mean(
-    name: str, valid: Mapping[str, Any] | tuple[str, ...], *, cutoff: float = 0.6, by_beginning: bool = True
-) -> str:
-    """A sentence naming the nearest valid name, or the empty string when nothing is as near as `cutoff`: a name that is
-    spelt much the same or, `by_beginning`, one that begins with the other."""
-    near = difflib.get_close_matches(name, list(valid), n=1, cutoff=cutoff)
-    if not near and by_beginning and len(name) >= _LEAST_BEGINNING:
-        near = [one for one in valid if one.startswith(name) or name.startswith(one)]
-    return f" Did you mean '{near[0]}'?" if near else ""
 
 
 _BYTE_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}

@@ -6,6 +6,7 @@ caller can repair (a bad parameter, a bad option) are also `ValueError`s, as Pyt
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,18 @@ class InvalidRequestError(HeadwayError, ValueError):
 
 class RequestTooLargeError(InvalidRequestError):
     """A request is well formed but can never fit: longer than the context, or than the whole KV cache."""
+
+    num_tokens: int | None = None
+    """How long the prompt is, where the context is too short for it."""
+    max_tokens: int | None = None
+    """And how long it may be."""
+
+    @classmethod
+    def for_context(cls, why: str, *, num_tokens: int, max_model_len: int, param: str) -> RequestTooLargeError:
+        """Clients look for the first sentence: they then drop the beginning of a conversation, or ask another model."""
+        error = cls(f"This model's maximum context length is {max_model_len} tokens. However, {why}.", param)
+        error.num_tokens, error.max_tokens = num_tokens, max_model_len - 1
+        return error
 
 
 class RequestFailedError(HeadwayError):
@@ -110,3 +123,17 @@ class EngineUnavailableError(HeadwayError):
     """No request can be taken now: the engine process is starting, has stopped, or is being shut down."""
 
     http_status = 503
+
+
+_LEAST_BEGINNING = 3
+
+
+def did_you_mean(
+    name: str, valid: Mapping[str, Any] | tuple[str, ...], *, cutoff: float = 0.6, by_beginning: bool = True
+) -> str:
+    """A sentence naming the nearest valid name, or the empty string when nothing is as near as `cutoff`: a name that is
+    spelt much the same or, `by_beginning`, one that begins with the other."""
+    near = difflib.get_close_matches(name, list(valid), n=1, cutoff=cutoff)
+    if not near and by_beginning and len(name) >= _LEAST_BEGINNING:
+        near = [one for one in valid if one.startswith(name) or name.startswith(one)]
+    return f" Did you mean '{near[0]}'?" if near else ""

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from headway.config import OFFLINE_OPTIONS, EngineConfig
-from headway.core.request_options import OPTION_NAMES, RequestOptions
+from headway.core.request_options import RequestOptions
 from headway.engine.engine_thread import EngineThread
-from headway.engine.input_processor import PreparedRequest, Prompt, as_prompts, one_each, options_each
 from headway.engine.llm_engine import LLMEngine
+from headway.engine.prompt_forms import Prompt, as_prompts, one_each, options_each, take_options
+from headway.engine.request_preparer import PreparedRequest
 from headway.errors import InvalidRequestError, RequestFailedError
 from headway.outputs import (
     BeamSearchOutput,
@@ -25,7 +26,6 @@ from headway.outputs import (
     check_dimensions,
 )
 from headway.sampling_params import BeamSearchParams, SamplingParams
-from headway.structured.conversation import chat_text, tools_from
 from headway.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -63,9 +63,7 @@ class LLM:
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer; an error if it has none."""
-        if self.engine.tokenizer is None:
-            raise InvalidRequestError("This model has no tokenizer.")
-        return self.engine.tokenizer
+        return self.engine.preparer.get_tokenizer()
 
     def generate(
         self,
@@ -124,7 +122,7 @@ class LLM:
         makes of them is text. Keywords that are fields of `RequestOptions` are as in `generate`; all others go to the
         model's chat template."""
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        named_options = {name: more.pop(name) for name in OPTION_NAMES if name in more}
+        named_options = take_options(more)
         prompts = [self.chat_prompt(each, tools=tools, **more) for each in conversations]  # type: ignore[arg-type]
         return self.generate(prompts, sampling_params, options=options, use_tqdm=use_tqdm, **named_options)
 
@@ -155,9 +153,7 @@ class LLM:
         **template_options: Any,
     ) -> list[int]:
         """The token ids that the model's chat template makes of a conversation."""
-        tokenizer = self.get_tokenizer()
-        text = chat_text(tokenizer, messages, tools=tools_from(tools or ()), **template_options)
-        return tokenizer.encode(text, add_special_tokens=False)  # the template writes the special tokens itself
+        return self.engine.preparer.chat_token_ids(messages, tools=tools, **template_options)
 
     def stream(
         self,

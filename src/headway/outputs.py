@@ -164,8 +164,8 @@ class SilentProgress(NamedTuple):
     """Tokens that were added to its sequences, whether or not these are going to be returned."""
 
 
-class Told(NamedTuple):
-    """What is known of a completion, where its request goes on in another engine."""
+class Delivered(NamedTuple):
+    """What the reader of a completion has got, when its request goes on in another engine."""
 
     token_ids: list[int]
     is_finished: bool = False

@@ -22,14 +22,16 @@ import torch
 from tests.triton_device import ON_GPU  # isort: split
 
 from headway.core.kv.blocks import DIGEST_BYTES
-from headway.front import engine_client
+from headway.front import prefills
+from headway.front.deployment import Deployment
 from headway.front.engine_client import EngineClient
 from headway.front.roles import Roles
 from headway.kv.layer_cache import LayerKVCache
 from headway.sampling_params import SamplingParams
 from headway.transfer.block_client import PeerBlocks
-from headway.transfer.block_messages import Carrier, open_cuda, share_cuda
+from headway.transfer.block_messages import Carrier
 from headway.transfer.block_server import BlockAt, BlockServer
+from headway.transfer.carriers import open_cuda, share_cuda
 from headway.transfer.host_blocks import HostBlocks, _as_bytes
 from headway.wire.messages import AddRequest
 from tests.unit.models.tiny import hf_model, save_folder
@@ -170,7 +172,7 @@ def test_prefill_and_decode_apart_have_the_tokens_of_one_engine(
     prompts = [shared[: length % 100] + [rng.randrange(5, 90) for _ in range(length)] for length in lengths]
 
     async def ask(**how: Any) -> list[list[int]]:
-        client = EngineClient(options, log_level="ERROR", **how)
+        client = EngineClient(Deployment(options, log_level="ERROR", **how))
         await client.start()
 
         async def answer(number: int) -> list[int]:
@@ -196,6 +198,6 @@ def test_prefill_and_decode_apart_have_the_tokens_of_one_engine(
             await client.shutdown()
 
     alone = asyncio.run(ask())
-    monkeypatch.setattr(engine_client, "computes_elsewhere", lambda choice: True)
+    monkeypatch.setattr(prefills, "computes_elsewhere", lambda choice: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,0")
     assert asyncio.run(ask(roles=Roles(1, 1))) == alone

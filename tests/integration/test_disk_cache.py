@@ -19,8 +19,9 @@ from headway import LLM, SamplingParams
 from headway.core import DiskIndex, HostTier
 from headway.engine import block_pump
 from headway.errors import ConfigError
-from headway.front.backoff import Backoff
+from headway.front.deployment import Deployment
 from headway.front.engine_client import EngineClient
+from headway.front.supervision import Backoff
 from headway.transfer.host_blocks import HostBlocks
 from headway.wire.messages import AddRequest
 from tests.integration.conversations import MAX_MODEL_LEN, MAX_TOKENS, Alone, Conversations, greedy
@@ -207,12 +208,9 @@ def test_engines_that_are_killed_leave_nothing_wrong(
             found.append((tuple(prompt), [token for delta in deltas for token in delta.token_ids]))
 
     async def test() -> None:
-        client = EngineClient(
-            {**options, **own},
-            factory="tests.integration.fetching_engine:create_engine",
-            backoff=lambda: Backoff(first_s=0.05),
-            log_level="CRITICAL",
-        )
+        factory = "tests.integration.fetching_engine:create_engine"
+        deployment = Deployment({**options, **own}, factory=factory, log_level="CRITICAL")
+        client = EngineClient(deployment, backoff=lambda: Backoff(first_s=0.05))
         await client.start()
         (replica,), num_fetched = client.replicas, 0
         dead: list[int | None] = [None]

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from headway.errors import ConfigError, EngineStartError
-from headway.front import engine_client
-from headway.front.backoff import Backoff
+from headway.front import prefills
+from headway.front.deployment import Deployment
 from headway.front.engine_client import EngineClient
 from headway.front.ray_cluster import RayCluster
 from headway.front.roles import Roles
-from headway.front.supervision import Patience
+from headway.front.supervision import Backoff, Patience
 from headway.sampling_params import SamplingParams
 from headway.wire.messages import AddRequest
 from tests.unit.front.served import FACTORY, ROOT, all_ready, expected, kill, read, text_of
@@ -43,15 +43,16 @@ def nodes() -> Iterator[Any]:
 def client(
     nodes: Any, *, replicas: int = 2, name: str = "test", roles: Roles | None = None, **options: Any
 ) -> EngineClient:
-    return EngineClient(
+    deployment = Deployment(
         options or OPTIONS,
         factory=FACTORY,
-        patience=Patience(hang_timeout_s=4.0),
-        backoff=lambda: Backoff(first_s=0.1, longest_s=1.0),
         log_level="CRITICAL",
         num_replicas=replicas,
         roles=roles,
         cluster=RayCluster(nodes.address, name=name),
+    )
+    return EngineClient(
+        deployment, patience=Patience(hang_timeout_s=4.0), backoff=lambda: Backoff(first_s=0.1, longest_s=1.0)
     )
 
 
@@ -82,7 +83,7 @@ def test_engines_die_and_nodes_go_and_come(nodes: Any) -> None:
 
 
 def test_prefill_and_decode_apart_on_two_nodes(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_client, "computes_elsewhere", lambda choice: True)
+    monkeypatch.setattr(prefills, "computes_elsewhere", lambda choice: True)
 
     async def test() -> None:
         engine = client(nodes, name="apart", roles=Roles(1, 1), **OPTIONS)

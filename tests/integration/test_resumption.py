@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from headway import LLM, AsyncLLM, SamplingParams
-from headway.front.supervision import Patience, Replica
+from headway.front.replica import Replica
+from headway.front.supervision import Patience
 from headway.outputs import LogprobsOfOnePosition, RequestOutput
 from headway.sampling_params import StructuredOutputsParams
 from tests.integration.prompts import PROMPTS

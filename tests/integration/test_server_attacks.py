@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headway.server.live.live_page import MAX_VIEWERS
+from headway.server.limits import LIMITS
 from tests.integration.server_process import ServerProcess
 from tests.integration.under_attack import attacked_server, connected, flood, is_closed, unharmed
 
@@ -122,7 +122,7 @@ def test_many_that_watch(server: ServerProcess) -> None:
             connection = stack.enter_context(connected(server))
             connection.sendall(asked)
             statuses.append(connection.recv(12)[-3:])
-        assert statuses.count(b"429") >= 150 - MAX_VIEWERS and statuses[0] == b"200", statuses
+        assert statuses.count(b"429") >= 150 - LIMITS.max_viewers and statuses[0] == b"200", statuses
         time.sleep(ATTACK_S)
 
 

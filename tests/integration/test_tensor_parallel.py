@@ -21,10 +21,10 @@ import torch
 
 from headway import LLM, AsyncLLM, SamplingParams, native
 from headway.errors import ConfigError, EngineDeadError
-from headway.executor import ranks
+from headway.executor import rank_peers
 from headway.executor.ranks import RanksExecutor
-from headway.front.placement import EngineSpec, divided
-from headway.front.supervision import Replica
+from headway.front.placement import EngineSpec, divide
+from headway.front.replica import Replica
 from headway.layers.collectives import Collectives, Meeting, SharedMemoryCollectives, ThreadCollectives
 from headway.layers.quantized_weight import QuantizedWeight, dequantised, quantise
 from headway.loader import open_checkpoint
@@ -173,7 +173,7 @@ def children() -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if b"headway.executor.rank_process" in (folder / "cmdline").read_bytes():
+            if b"headway.worker.rank_process" in (folder / "cmdline").read_bytes():
                 ranks.append(int(folder.name))
         except OSError:
             continue
@@ -203,7 +203,7 @@ def test_a_rank_that_is_killed_or_stopped(
 ) -> None:
     """In a program's own process there is nobody to start it again: every call says which rank it was. Nor does a rank
     import what lies in the working directory."""
-    monkeypatch.setattr(ranks, "SILENT_S", 2.0)
+    monkeypatch.setattr(rank_peers, "SILENT_S", 2.0)
     (tmp_path / "torch.py").write_text("open('imported', 'w').close()\n")
     monkeypatch.chdir(tmp_path)
     size: dict[str, Any] = {"num_kv_blocks": 256, "block_size": 4, "max_model_len": 512, "disk_cache": str(tmp_path)}
@@ -385,7 +385,7 @@ def test_rank_zero_alone_measures_a_shard(cut: str) -> None:
 
 def test_replicas_have_a_gpu_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,4,5")
-    specs = divided(EngineSpec({"tensor_parallel_size": 2}), 2)
+    specs = divide(EngineSpec({"tensor_parallel_size": 2}), 2)
     assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in specs] == ["3,1", "4,5"]
     with pytest.raises(ConfigError, match="3 replicas need 2 GPUs each, and 4 are visible"):
-        divided(EngineSpec({"tensor_parallel_size": 2}), 3)
+        divide(EngineSpec({"tensor_parallel_size": 2}), 3)

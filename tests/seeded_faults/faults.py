@@ -151,15 +151,15 @@ FAULTS = (
     # ---- resumption -------------------------------------------------------------------------------------------------
     Fault(
         "deltas-of-the-dead",
-        "front/engine_client.py",
+        "front/resumption.py",
         "When a replica is replaced, clients get some tokens twice.",
-        "unit/front/test_requests_that_move.py",
-        "if own is None or own.replica is not replica:  # it was aborted, or moved, when this was on its way",
+        "unit/front/test_resumption.py",
+        "if own is None or own.engine is not engine:  # it was aborted, or moved, when this was on its way",
         "if own is None:",
     ),
     Fault(
         "told-again",
-        "engine/output_processor.py",
+        "engine/completion.py",
         "A request that goes on in another process repeats its answer from the beginning.",
         "unit/engine/test_llm_engine.py",
         "        self._num_told = len(self.token_ids)\n        if self.logprobs is not None:\n"
@@ -168,11 +168,11 @@ FAULTS = (
     ),
     Fault(
         "deaths-never-forgotten",
-        "front/engine_client.py",
+        "front/resumption.py",
         "A long request is refused after a few restarts that it did not cause.",
-        "unit/front/test_requests_that_move.py",
-        "            self.num_deaths = self.num_trials = 0\n            self.phases.note_token",
-        "            self.phases.note_token",
+        "unit/front/test_resumption.py",
+        "if suspicions and (delta.token_ids or delta.progress is not None):",
+        "if suspicions and delta.progress is not None:",
     ),
     # ---- routing ----------------------------------------------------------------------------------------------------
     Fault(
@@ -236,7 +236,7 @@ FAULTS = (
         "end-barred-by-min-tokens",
         "structured/guides.py",
         "A structured answer shorter than min_tokens fails.",
-        "unit/engine/test_guided_steps.py unit/structured/test_guides.py",
+        "unit/structured/test_guide_masks.py unit/engine/test_guided_steps.py",
         "is_barred = self._ignores_eos or self.num_read < self._min_tokens",
         "is_barred = self._ignores_eos",
     ),
@@ -269,7 +269,7 @@ FAULTS = (
         "min-tokens-one-more",
         "runner/logit_edits.py",
         "An answer cannot end at min_tokens, only after one token more.",
-        "unit/runner/test_sampling_kernels.py",
+        "unit/runner/test_logit_edits.py unit/runner/test_sampling_kernels.py",
         "(num_output_tokens < until)]",
         "(num_output_tokens <= until)]",
     ),
@@ -302,7 +302,7 @@ FAULTS = (
         "last-tile-lost",
         "layers/quantized_weight.py",
         "With tensor parallelism, quantised rows that end within a tile cannot be loaded.",
-        "unit/layers/test_quantized_linear.py unit/loader/test_quantized_weights.py",
+        "unit/layers/test_packed_int4.py unit/layers/test_quantized_linear.py unit/loader/test_quantized_weights.py",
         "tiles = slice(part.start // size, -(-part.stop // size))",
         "tiles = slice(part.start // size, part.stop // size)",
     ),

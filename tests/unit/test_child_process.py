@@ -107,3 +107,15 @@ def test_a_stopped_process_ends_with_its_parent() -> None:
 
 def test_a_process_whose_parent_has_ended_before_ends_at_once() -> None:
     assert subprocess.run([sys.executable, "-c", PARENT, CHILD, "1"], timeout=60).returncode == 1
+
+
+def test_a_process_shows_where_it_stands_and_goes_on() -> None:
+    code = (
+        "import os\n"
+        "from headway.child_process import DUMP_SIGNAL, show_stacks_on_signal\n"
+        "show_stacks_on_signal()\n"
+        "def waits_here(): os.kill(os.getpid(), DUMP_SIGNAL)\n"
+        "waits_here()\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "in waits_here" in done.stderr

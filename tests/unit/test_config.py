@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.config import EngineConfig, SchedulerConfig, did_you_mean, iter_options, parse_bytes
+from headway.config import EngineConfig, SchedulerConfig, iter_options, parse_bytes
 from headway.core import KVCacheManager, Scheduler
-from headway.errors import ConfigError
+from headway.errors import ConfigError, did_you_mean
 
 OPTION_NAMES = [field.name for _, field in iter_options()]
 

@@ -16,7 +16,7 @@ from headway.cli.main import commands
 from headway.config import SCHEDULING_POLICIES
 from headway.console.commands import CommandGroup
 from headway.console.flags import CommandParser
-from headway.structured.answer_formats import TOOL_FORMATS
+from headway.structured.tool_call_formats import TOOL_FORMATS
 from headway_lab.sim.simulate import MOST_REPLICAS
 from headway_lab.workload.input_files import MOST_TOKENS
 from headway_lab.workload.workload import MOST_REQUESTS

@@ -1,27 +1,19 @@
-"""The shape of the source tree: who imports whom, and which files a step passes."""
+"""The shape of the source tree: no circle of imports, nothing above its limit, and the files that a step passes."""
 
 from __future__ import annotations
 
-import ast
-import json
-import os
-import re
+import copy
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-from tests.lab.bench.test_offline_bench import SHAPE
+from tests import structure
+from tests.structure import ARROWS, CLASSES, FILES, MAX_LINES, MAX_METHODS, NUMBERS, Tree
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "headway"
-MODULES = {
-    ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): file
-    for package in (PACKAGE, PACKAGE.with_name("headway_lab"))
-    for file in sorted(package.rglob("*.py"))
-}
+TREE = Tree.read()
 
-MOST_CONFIG_MODULES = 12
+MOST_CONFIG_MODULES = 13
 # The way of the configuration down to the kernels. Commands, the server and the lab make one, and hand it over.
 ENGINE_PACKAGES = (
     "llm",
@@ -39,17 +31,6 @@ ENGINE_PACKAGES = (
 TENSOR_PACKAGES = ("runner", "models", "layers", "attention", "quantization", "kv", "native")
 
 
-def imports(file: Path) -> Iterator[str]:
-    """Every module of the package that a file imports anywhere in it, functions and type checking included."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in MODULES)
-        elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
-            for alias in node.names:
-                full_name = f"{node.module}.{alias.name}"
-                yield full_name if full_name in MODULES else node.module
-
-
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     """Modules that are left when those without imports are taken away again and again, and those that none imports."""
     left = {name: {one for one in found if one != name} for name, found in graph.items()}
@@ -65,65 +46,83 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def test_no_circle_of_imports() -> None:
-    assert not circles({name: set(imports(file)) for name, file in MODULES.items()})
+    assert not circles({module.name: set(TREE.imports(module)) for module in TREE.modules})
 
 
 def test_few_modules_know_the_configuration_and_no_tensor_code_does() -> None:
-    knowing = [name.split(".")[1:] for name, file in MODULES.items() if "headway.config" in imports(file)]
+    knowing = [module.name.split(".")[1:] for module in TREE.modules if "headway.config" in TREE.imports(module)]
     assert sum(one[0] in ENGINE_PACKAGES for one in knowing if one) <= MOST_CONFIG_MODULES, knowing
     assert not [one for one in knowing if len(one) > 1 and one[0] in TENSOR_PACKAGES]
 
 
+# ---- limits ---------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_larger_than_its_limit() -> None:
+    found = structure.excesses(TREE.measured(), structure.read_limits())
+    assert not found, "\n".join(found)
+
+
+def test_exceptions_are_above_the_common_limit_and_have_a_reason() -> None:
+    limits = structure.read_limits()
+    for kind, most in ((FILES, MAX_LINES), (CLASSES, MAX_METHODS)):
+        for name, one in limits[kind].items():
+            assert one["at most"] > most and one["reason"].strip(), name
+
+
+def test_what_is_larger_is_found_and_limits_only_fall(tmp_path: Path) -> None:
+    for path, text in {
+        "headway/__init__.py": "",
+        "headway/errors.py": "MOST = 64 * 2**20\nRATIO: float = -0.5\nNAME = 'x'\nIS_ON = True\n",
+        "headway/core/long.py": "from headway.errors import RATIO\n" + "\n" * MAX_LINES,
+        "headway/layers/kernels.py": "import headway.core.long\n@triton.jit\ndef run(): ...\n" + "\n" * MAX_LINES,
+        "headway_lab/broad.py": "class Broad:\n" + "".join(f" def f{i}(self): ...\n" for i in range(MAX_METHODS + 1)),
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    measured = Tree.read(tmp_path).measured()
+    assert measured == {
+        ARROWS: 1,
+        NUMBERS: {"headway/errors": 2},
+        FILES: {"headway/core/long.py": MAX_LINES + 1},
+        CLASSES: {"headway_lab/broad.py:Broad": MAX_METHODS + 1},
+    }
+    exception = {"reason": "all of one thing"}
+    limits = {
+        ARROWS: 2,
+        NUMBERS: {"headway/errors": 3, "headway/gone": 1},
+        FILES: {"headway/core/long.py": {"at most": 600, **exception}, "gone.py": {"at most": 600, **exception}},
+        CLASSES: {"headway_lab/broad.py:Broad": {"at most": 40, **exception}},
+    }
+    assert structure.excesses(measured, limits) == []
+    lower = structure.lowered(limits, measured)
+    assert lower == {
+        ARROWS: 1,
+        NUMBERS: {"headway/errors": 2},
+        FILES: {"headway/core/long.py": {"at most": MAX_LINES + 1, **exception}},
+        CLASSES: {"headway_lab/broad.py:Broad": {"at most": MAX_METHODS + 1, **exception}},
+    }
+    assert structure.lowered(lower, measured) == lower
+    grown = copy.deepcopy(measured)
+    grown[ARROWS] += 1
+    grown[NUMBERS]["headway/errors"] += 1
+    grown[NUMBERS]["headway/new"] = 1
+    grown[FILES]["headway/core/long.py"] += 1
+    grown[CLASSES]["headway_lab/broad.py:Second"] = MAX_METHODS + 1
+    found = structure.excesses(grown, lower)
+    assert [one.split(":")[0] for one in found[1:]] == [
+        *("headway/errors", "headway/new", "headway/core/long.py", "headway_lab/broad.py")
+    ]
+    assert structure.lowered(lower, grown) == lower
+
+
 # ---- one step -------------------------------------------------------------------------------------------------------
 
-PAGE = ROOT / "docs" / "follow_a_step.md"
-LISTED = re.compile(r"^ *(\d+) ([a-z0-9_/]+\.py)$", re.MULTILINE)
-ONLY_IN_HALF_PRECISION = ("layers/skinny_gemm.py",)
-"""The traced step is in float32."""
-TRACE = """
-import sys
-from pathlib import Path
 
-import headway
-from headway.config import EngineConfig
-from headway.engine.llm_engine import LLMEngine
-from headway.sampling_params import SamplingParams
-
-root = str(Path(headway.__file__).parent) + "/"
-engine = LLMEngine.from_config(EngineConfig.from_options(
-    model=sys.argv[1], load_format="dummy", device="cpu", attention_backend="triton", dtype="float32",
-    num_kv_blocks=32, block_size=16, max_num_seqs=4, max_num_batched_tokens=32,
-))
-engine.add_request("decode", [1, 2, 3], SamplingParams(max_tokens=8, temperature=0.8, seed=1))
-engine.step()
-engine.add_request("prefill", list(range(60)), SamplingParams(max_tokens=2, temperature=0.8, seed=2))
-engine.step()  # admits the second request and computes its first chunk
-
-called = set()
-def note(frame, event, arg):
-    if event == "call" and frame.f_code.co_filename.startswith(root):
-        called.add(frame.f_code.co_filename.removeprefix(root))
-sys.setprofile(note)
-engine.core.step()  # a decode and a prefill chunk
-sys.setprofile(None)
-print(*sorted(called), sep="\\n")
-"""
-
-
-def test_the_page_lists_the_files_of_a_step(tmp_path: Path) -> None:
-    """Those whose code runs in a step of the GPU's runner with a decode and a prefill chunk, and their lines."""
-    shape = tmp_path / "config.json"
-    shape.write_text(json.dumps(SHAPE))
+def test_the_page_lists_the_files_of_a_step() -> None:
+    """Those whose code runs in a step of the GPU's runner with a decode and a prefill chunk."""
+    script = ROOT / "docs" / "follow_a_step.py"
     done = subprocess.run(
-        [sys.executable, "-c", TRACE, str(shape)],
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(PACKAGE.parent)},
-        capture_output=True,
-        text=True,
-        timeout=200,
+        [sys.executable, str(script), "--check"], cwd=ROOT, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
-    listed = {path: int(num_lines) for num_lines, path in LISTED.findall(PAGE.read_text(encoding="utf-8"))}
-    files = [*done.stdout.split(), *ONLY_IN_HALF_PRECISION]
-    found = {path: len((PACKAGE / path).read_text(encoding="utf-8").splitlines()) for path in files}
-    assert listed.keys() == found.keys()
-    assert {path for path, num_lines in found.items() if abs(num_lines - listed[path]) > 0.1 * num_lines} == set()

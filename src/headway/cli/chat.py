@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from headway.config import EngineConfig, did_you_mean
+from headway.config import EngineConfig
 from headway.console.flags import SEED_CLASH, add_flags, chosen, engine_flags, sampling_flags
-from headway.errors import InvalidRequestError, RequestTooLargeError
+from headway.errors import InvalidRequestError, RequestTooLargeError, did_you_mean
 from headway.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

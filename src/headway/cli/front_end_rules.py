@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from headway.front.backoff import Backoff
+from headway.front.supervision import Backoff
 
 STUCK_STOP_S = 5.0
 """A front end that is to stop, and whose event loop stands still for longer, does not know that it is to stop."""

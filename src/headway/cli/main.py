@@ -89,8 +89,8 @@ def _dispatch(
     if first in ("-h", "--help", "help"):
         print(_overview(known, prog, "An LLM engine with continuous batching." if group is None else group.summary))
         return 0
-    from headway.config import did_you_mean
     from headway.console.flags import CommandParser
+    from headway.errors import did_you_mean
 
     if first not in known:
         kind = "option" if first.startswith("-") else "command"

@@ -23,10 +23,10 @@ import sys
 import time
 from collections.abc import Sequence
 
+from headway.child_process import DUMP_SIGNAL
 from headway.cli.front_end_rules import Exit, FrontEndWatch, Order, RestartRule
 from headway.server.parent_link import (
     BOUND,
-    DUMP_SIGNAL,
     FRONT_END_VARIABLE,
     OVER,
     READY,

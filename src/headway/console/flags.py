@@ -21,8 +21,8 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from headway.config import RENAMED_OPTIONS, did_you_mean, iter_options, parse_bytes
-from headway.errors import ConfigError
+from headway.config import RENAMED_OPTIONS, iter_options, parse_bytes
+from headway.errors import ConfigError, did_you_mean
 from headway.sampling_params import SamplingParams
 
 SEED_CLASH = frozenset({"seed"})

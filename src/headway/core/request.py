@@ -179,6 +179,16 @@ class Request:
         return RequestStatus.FINISHED_LENGTH if self.num_prompt_tokens + num_tokens >= self.max_total_tokens else None
 
     @property
+    def shown_as(self) -> str:
+        """Its name where requests are shown to people."""
+        return self.request_id
+
+    @property
+    def num_inherited_tokens(self) -> int:
+        """How many tokens of its prompt were generated, by requests that it continues."""
+        return 0
+
+    @property
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
         return len(self.output_token_ids)

@@ -8,12 +8,11 @@ time, a guess costs as much as a token of another request. So a draft token is v
     ────────────────────────  ≥   ─────────────────────────────
     tokens of the step             time of the step
 
-Times come from the steps that have run: what they take without drafts, and what drafts add. Chances are
-counted: how often a guess at that place was right, after a match so long, of a request whose last guess went so. Counts
-fade, so that what did not work is tried again now and then.
+Chances are counted (`headway.core.draft_chances`), and times are measured (`headway.core.draft_costs`). Both are
+forgotten little by little, so that what did not work is tried again now and then.
 
-What a step samples does not depend on how it came to be computed, so drafts change no token. Who guesses is in
-`headway.core.proposers`.
+What a step samples does not depend on how it came to be computed, so drafts change no token. Guesses are made by a
+proposer (`headway.core.proposers`).
 """
 
 from __future__ import annotations
@@ -23,44 +22,17 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Annotated, NamedTuple, Protocol
 
+from headway.core.draft_chances import NO_HISTORY, DraftChances, history_of, kind_of
+from headway.core.draft_costs import DraftCosts
 from headway.core.kv.manager import KVCacheManager
 from headway.core.proposers import FORCED, UNKNOWN, Draft, Proposer, create_proposer
 from headway.core.request import Request
 from headway.core.scheduler_output import ScheduledRequest, SchedulerOutput, make_tuple
 from headway.core.shares import StepPlan
-from headway.core.step_time import MOST_TIMES_EXPECTED, DecodePace
+from headway.core.step_time import DecodePace
+from headway.core.tuning import SPECULATION
 from headway.counters import Counter, Statistics, field
 from headway.settings import SchedulerSettings
-
-PRIOR_WEIGHT = 2.0
-"""How many guesses the prior chance is worth."""
-FADE_STEPS = 1024
-FADE = 0.8
-"""Every so many steps, how much of all counts is kept."""
-MOST_COUNTED = 200.0
-"""Guesses that are remembered of a kind and place."""
-FIRST_DRAFTS = 2
-"""Tokens that are drafted in the first step that has any, or one for every four requests if that is more; then there is
-one for each, or twice as many as one before, since what they cost is not known."""
-FIRST_PART = 0.5
-"""How much of what the fewest guesses cost that were ever tried one would cost."""
-STEPS_TO_TRUST = 3
-"""So often guesses are tried beside about so many requests, before it is believed that they cost more than these."""
-FIRST_PLAIN_STEPS = 2
-"""With about so many requests, before there is any draft beside them."""
-STEPS_PER_PLAIN_ONE = 128
-"""With drafts, one after the other, before one without shows what they are to be compared with."""
-LEAST_GAIN = 0.03
-"""Drafts have to make a step better by this part of it: what they cost and bring is not known to the last digit, and
-requests that are lucky leave the others with smaller batches."""
-ASKS_PER_STEP = 4
-"""Where steps overlap: for how many requests guesses are looked up for a step, in the mean, as long as none pays."""
-MOST_CAUTION = 4
-"""How much rarer that becomes while it is in vain."""
-_COST_WEIGHT = 0.1  # of the newest step in what drafts cost
-_NO_HISTORY, _WRONG, _PARTLY, _RIGHT = range(4)
-_MATCH_CLASSES = (3, 5, 9, 16, FORCED)
-"""From which length on a match is of the next class."""
 
 
 def create_speculation(config: SchedulerSettings, *, kv_cache: KVCacheManager, pace: DecodePace) -> Speculation | None:
@@ -146,8 +118,8 @@ class Speculation:
         self._max_tokens = max_draft_tokens
         self._max_num_lines = max_num_lines
         self._proposer = proposer
-        self._chances = _Chances(max_draft_tokens, proposer.prior_chance)
-        self._cost = _DraftCost(pace)
+        self._chances = DraftChances(max_draft_tokens, proposer.prior_chance)
+        self._cost = DraftCosts(pace)
         self._guesses: dict[Request, _Guess] = {}  # the last one of each request that is neither verified nor checked
         self._verifying: dict[Request, list[int]] = {}  # the kinds of drafts in flight
         self._histories: dict[Request, int] = {}
@@ -156,8 +128,7 @@ class Speculation:
         """Whether steps are planned before it is known which drafts are right."""
         self._is_verifying = False  # whether the step that was planned last has drafts
         self._num_steps = 0
-        self._num_asks = 0.0  # of requests, that have been saved up
-        self._caution = 1  # how much rarer it is asked, after it has been in vain
+        self._num_lookups_left = 0
 
     def go_ahead(self) -> None:
         """From now on, plan steps before it is known which drafts are right."""
@@ -170,13 +141,14 @@ class Speculation:
 
     def add_drafts(self, plan: StepPlan) -> None:
         """Let requests that get one token verify more, as far as that is worth its time and there is room."""
-        was_verifying, self._is_verifying = self._is_verifying, False
         num_rows = len(plan.scheduled)
         most = min(plan.budget.left, self._max_num_lines - num_rows)
-        if most <= 0 or self._cost.wants_plain(num_rows) or not self._cost.plain_s(num_rows):
+        if self._cost.wants_plain(num_rows):
             return
-        is_trial = self.is_ahead and not was_verifying
-        if is_trial and not self._may_ask(num_rows):
+        was_verifying, self._is_verifying = self._is_verifying, False
+        if most <= 0 or not self._cost.plain_s(num_rows):
+            return
+        if self.is_ahead and not was_verifying and not self._may_look_up(num_rows):
             return
         uncached, guesses = self._kv_cache.uncached, {}
         for request, share in plan.scheduled.items():
@@ -187,24 +159,20 @@ class Speculation:
         if guesses:
             for request, num_tokens in self._choose(plan, guesses, most).items():
                 self._extend(plan, request, guesses[request], num_tokens)
-        if self._is_verifying:
-            self._caution = 1
-        elif is_trial and all(share.num_tokens == 1 for share in plan.scheduled.values()):  # else there is seldom room
-            self._caution = min(2 * self._caution, MOST_CAUTION)
 
-    def _may_ask(self, num_requests: int) -> bool:
-        """Where steps overlap: whether guesses for so many may be looked up, to see whether they pay. That takes the
-        host's time, which others need."""
-        self._num_asks += ASKS_PER_STEP
-        if self._num_asks < num_requests * self._caution:
+    def _may_look_up(self, num_requests: int) -> bool:
+        """Where steps overlap, and the one before had no drafts: whether guesses may be looked up for this number of
+        requests, to see whether they pay. That takes time of the host, so it is a few requests a step in the mean."""
+        self._num_lookups_left += SPECULATION.lookups_per_step
+        if self._num_lookups_left < num_requests:
             return False
-        self._num_asks = 0.0
+        self._num_lookups_left = 0
         return True
 
     def note_planned(self) -> None:
         """A step has been planned."""
         self._num_steps += 1
-        if self._num_steps % FADE_STEPS == 0:
+        if self._num_steps % SPECULATION.steps_per_fade == 0:
             self._chances.fade()
             self._cost.fade()
             self._proposer.forget_finished()
@@ -223,7 +191,7 @@ class Speculation:
         return None if num_drafts else duration_s
 
     def observe(self, request: Request, *, num_drafts: int, num_accepted: int) -> None:
-        """Learn from a draft of so many tokens, of which so many were right."""
+        """Learn from a draft of `num_drafts` tokens, of which the first `num_accepted` were right."""
         self.stats.num_accepted_tokens += num_accepted
         for place in range(num_accepted):
             self.stats.num_accepted_at[place] += 1
@@ -241,7 +209,7 @@ class Speculation:
 
     def _learn(self, request: Request, kind: int, num_drafts: int, num_right: int) -> None:
         self._chances.count(kind, num_drafts, num_right)
-        self._histories[request] = _RIGHT if num_right == num_drafts else _PARTLY if num_right else _WRONG
+        self._histories[request] = history_of(num_drafts, num_right)
 
     def _guess(self, request: Request, most: int) -> _Guess | None:
         """What may follow a request's known tokens. A guess that was made before and not verified is checked now."""
@@ -261,7 +229,7 @@ class Speculation:
         draft = self._propose(request, room) if room > 0 else None
         if draft is None:
             return None
-        guess = _Guess(draft, _kind_of(draft.num_matched, self._histories.get(request, _NO_HISTORY)), num_known)
+        guess = _Guess(draft, kind_of(draft.num_matched, self._histories.get(request, NO_HISTORY)), num_known)
         self._guesses[request] = guess
         return guess
 
@@ -327,7 +295,7 @@ class Speculation:
         does."""
         best, num_worth, num_taken = value / step_s, 0, 0
         if self._cost.is_known(num_rows):
-            best *= 1.0 + LEAST_GAIN
+            best *= 1.0 + SPECULATION.least_gain
         for level in levels:
             count = min(level.num_guesses, most - num_taken)
             if count <= 0:
@@ -367,161 +335,3 @@ class Speculation:
         self._is_verifying = True
         self.stats.num_drafts += 1
         self.stats.num_draft_tokens += len(token_ids)
-
-
-class _DraftCost:
-    """What drafted tokens add to a step, by how many they are and beside how many requests.
-
-        added      ╭──────────●──╱     ●  measured: a mean over steps of about that size, younger ones counting more
-                ╭──●                   between them a line, which goes on above; below, half of it for the first and
-              ●                        the rest for the others
-            0  1  2  4  8  16  drafted tokens
-
-    The first one often costs most: a product with a vector is another kernel than one with a matrix. As elsewhere, a
-    step may be slow for reasons that say nothing about the next one: it counts up to a limit, and not alone. What has
-    become too costly to be tried again is forgotten little by little. What a step takes without drafts is measured
-    again now and then, since contexts grow.
-    """
-
-    def __init__(self, pace: DecodePace) -> None:
-        self._pace = pace
-        self._plain: dict[int, _Mean] = {}  # steps without drafts, by the size of the number of requests
-        self._num_since: collections.Counter[int] = collections.Counter()  # steps with drafts since the last of those
-        self._tables: dict[int, dict[int, _Mean]] = {}  # by the sizes of both numbers
-
-    def observe(self, num_rows: int, num_tokens: int, duration_s: float) -> None:
-        """A step with so many requests took so long with so many drafted tokens."""
-        size, expected_s = num_rows.bit_length(), self.plain_s(num_rows)
-        if not num_tokens:
-            self._num_since[size] = 0
-            limit_s = MOST_TIMES_EXPECTED * expected_s or duration_s
-            self._plain.setdefault(size, _Mean()).observe(num_rows, min(duration_s, limit_s))
-            return
-        self._num_since[size] += 1
-        limit_s = MOST_TIMES_EXPECTED * (expected_s + self.added_s(num_rows, num_tokens))
-        table = self._tables.setdefault(size, {})
-        table.setdefault(_size_of(num_tokens), _Mean()).observe(num_tokens, min(duration_s - expected_s, limit_s))
-
-    def wants_plain(self, num_rows: int) -> bool:
-        """Whether the next step with about so many requests should have no drafts, to see what it takes."""
-        size = num_rows.bit_length()
-        plain = self._plain.get(size)
-        return plain is None or plain.num_steps < FIRST_PLAIN_STEPS or self._num_since[size] >= STEPS_PER_PLAIN_ONE
-
-    def plain_s(self, num_rows: int) -> float:
-        """What a step with so many requests takes without drafts: by the nearest measured one, and the line through it
-        and the next."""
-        if not self._plain:
-            return self._pace.decode_s(num_rows)
-        nearest = min(self._plain.values(), key=lambda one: abs(one.size - num_rows))
-        least_s = nearest.mean_s * min(1.0, num_rows / nearest.size)  # reading the weights is shared
-        return max(least_s, nearest.mean_s + (num_rows - nearest.size) * self._row_s(num_rows))
-
-    def _row_s(self, num_rows: int) -> float:
-        """What one more request adds to a step with so many."""
-        two = sorted(self._plain.values(), key=lambda one: abs(one.size - num_rows))[:2]
-        if len(two) < 2 or two[0].size == two[1].size:
-            return self._pace.decode_time.row_s
-        return max(0.0, (two[1].mean_s - two[0].mean_s) / (two[1].size - two[0].size))
-
-    def added_s(self, num_rows: int, num_tokens: int) -> float:
-        """What so many drafted tokens add beside so many requests."""
-        row_s, table = self._row_s(num_rows), self._tables.get(num_rows.bit_length(), {})
-        is_doubtful = not self.is_known(num_rows)
-        last_tokens = last_s = 0.0
-        more_s = row_s  # for one more
-        for _, one in sorted(table.items()):
-            added_s = max(min(one.mean_s, one.size * row_s) if is_doubtful else one.mean_s, last_s)
-            if num_tokens <= one.size:
-                part = (num_tokens - last_tokens) / max(one.size - last_tokens, 1e-9)
-                if not last_tokens:
-                    part = FIRST_PART + (1.0 - FIRST_PART) * part
-                return last_s + min(1.0, part) * (added_s - last_s)
-            if last_tokens:
-                more_s = (added_s - last_s) / max(one.size - last_tokens, 1e-9)
-            last_tokens, last_s = one.size, added_s
-        return last_s + (num_tokens - last_tokens) * more_s
-
-    def is_known(self, num_rows: int) -> bool:
-        """Whether drafts have been tried often enough beside about so many requests."""
-        table = self._tables.get(num_rows.bit_length(), {})
-        return sum(one.num_steps for one in table.values()) >= STEPS_TO_TRUST
-
-    def most_tokens(self, num_rows: int) -> int:
-        """How many may be drafted in a step with so many requests."""
-        seen = self._tables.get(num_rows.bit_length(), {})
-        if not seen:
-            return max(FIRST_DRAFTS, num_rows // 4)
-        return max(FIRST_DRAFTS, num_rows, *(int(2 * one.size) for one in seen.values()))
-
-    def fade(self) -> None:
-        """Forget some of what tokens cost."""
-        for table in self._tables.values():
-            for one in table.values():
-                one.mean_s *= FADE
-
-
-def _size_of(number: int) -> int:
-    """Numbers of about the same size have the same: four sizes from one power of two to the next."""
-    return 4 * number.bit_length() + ((number << 3 >> number.bit_length()) & 3)
-
-
-class _Mean:
-    """A time over steps of about the same size, and that size; younger steps count more."""
-
-    def __init__(self) -> None:
-        self.size = self.mean_s = 0.0
-        self.num_steps = 0
-
-    def observe(self, size: int, seconds: float) -> None:
-        """One more step. The first ones may have had to wait for a compiler, or for weights that were never read: of
-        these the fastest counts."""
-        self.num_steps += 1
-        if self.num_steps <= STEPS_TO_TRUST:
-            if self.num_steps == 1 or seconds < self.mean_s:
-                self.size, self.mean_s = float(size), max(0.0, seconds)
-            return
-        self.size += _COST_WEIGHT * (size - self.size)
-        self.mean_s = max(0.0, self.mean_s + _COST_WEIGHT * (seconds - self.mean_s))
-
-
-class _Chances:
-    """How often guesses were right, by their kind and their place in a draft, given that those before them were. Of a
-    kind that has hardly been seen as much is assumed as of all together."""
-
-    def __init__(self, num_places: int, prior: float) -> None:
-        self._prior = prior
-        num_kinds = (len(_MATCH_CLASSES) + 1) * (_RIGHT + 1)
-        self._right = [[0.0] * num_places for _ in range(num_kinds + 1)]  # the last one: of all kinds
-        self._all = [[0.0] * num_places for _ in range(num_kinds + 1)]
-
-    def survival(self, kind: int) -> list[float]:
-        """For each place, how likely it is that all guesses up to it are right."""
-        survival, found = 1.0, []
-        for right, total, any_right, any_total in zip(
-            self._right[kind], self._all[kind], self._right[-1], self._all[-1], strict=True
-        ):
-            assumed = (any_right + PRIOR_WEIGHT * self._prior) / (any_total + PRIOR_WEIGHT)
-            survival *= (right + PRIOR_WEIGHT * assumed) / (total + PRIOR_WEIGHT)
-            found.append(survival)
-        return found
-
-    def count(self, kind: int, num_drafts: int, num_right: int) -> None:
-        """Note a draft. What follows a wrong guess says nothing."""
-        for right, total in ((self._right[kind], self._all[kind]), (self._right[-1], self._all[-1])):
-            for place in range(min(num_drafts, num_right + 1)):
-                if total[place] >= MOST_COUNTED:
-                    right[place] *= 0.5
-                    total[place] *= 0.5
-                right[place] += place < num_right
-                total[place] += 1.0
-
-    def fade(self) -> None:
-        """Forget some of it."""
-        for counts in (*self._right, *self._all):
-            counts[:] = [FADE * count for count in counts]
-
-
-def _kind_of(num_matched: int, history: int) -> int:
-    match_class = sum(num_matched >= start for start in _MATCH_CLASSES)
-    return match_class * (_RIGHT + 1) + history

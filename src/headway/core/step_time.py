@@ -12,43 +12,7 @@ from __future__ import annotations
 
 import math
 
-FREE_TOKENS = 64
-"""The smallest answer of `chunk_tokens`, so that prompts always make progress. Steps with fewer prompt tokens count as
-steps without any."""
-TOKENS_PER_BASE = 200
-"""For an 8B model in 16 bit on a current GPU about 230; off by some factor on other devices, and soon forgotten."""
-DEFAULT_TOKENS = 512
-"""The answer before any step has run."""
-
-BACKLOG_SHARE = 0.1
-"""Part of the time the backlog needs that one step may take."""
-BACKLOG_STEPS = 8
-"""A backlog of more steps than this at the target's pace justifies a late step."""
-GAINING_STEPS = 8.0
-"""A step with prompts gains throughput up to so many times the time of its decodes alone: prompts then have 7/8 of it.
-Longer ones gain little, and all who generate wait for them."""
-STRETCH = 2.5
-"""How many times the target a step may take for the sake of a backlog."""
-TOKENS_PER_LATE_ONE = 250
-"""Tokens that have to be in time before another one may be late: the 99th percentile keeps the target."""
-SHORT_TOKENS = 512
-"""A prompt up to this length is never a long one, if a step's budget can hold it. Measured step times cannot tell:
-beside a long context each token costs a multiple of what it costs in a short prompt."""
-SHORT_PART = 0.25
-"""Nor is a prompt up to this part of the largest step: several of them are computed together at full speed."""
-TILE_TOKENS = 128
-"""Rows of a matrix product that are computed together, where there are many; smaller products have smaller tiles."""
-
-ROWS_PER_BASE = 100.0
-"""This many requests cost as much as reading the weights, as long as batches of one size only have been observed: about
-right for an 8B model in 16 bit with contexts of a thousand tokens."""
-MOST_TIMES_EXPECTED = 3.0
-"""A step slower than this is cut off, one faster than its inverse replaces what was learned."""
-_KEPT = 0.998  # weight of older decode steps, with each new one
-_PRIOR_WEIGHT = 0.1  # weight of `ROWS_PER_BASE`, where a step counts 1
-_BASE_WEIGHT = 0.1  # of the newest step in the base time
-_HORIZON_TOKENS = 1024  # how many chunk tokens back the cost per token looks: it grows along a prompt
-_MOST_LATE_TOKENS = 1024.0  # late tokens that can be saved up for a burst
+from headway.core.tuning import STEP_TIME
 
 
 class DecodeTime:
@@ -62,6 +26,12 @@ class DecodeTime:
            0          requests
     """
 
+    ROWS_PER_BASE = 100.0
+    """This many requests cost as much as reading the weights, as long as only batches of one size have been observed:
+    about right for an 8B model in 16 bit with contexts of a thousand tokens."""
+    _KEPT = 0.998  # weight of older steps, with each new one
+    _PRIOR_WEIGHT = 0.1  # of `ROWS_PER_BASE`, where a step counts 1
+
     def __init__(self) -> None:
         self._num = self._rows = self._rows_squared = self._s = self._rows_s = 0.0
         self._base_s = self._row_s = 0.0
@@ -69,15 +39,15 @@ class DecodeTime:
     def observe(self, num_rows: int, duration_s: float) -> None:
         """Learn from a step in which this many requests generated."""
         expected_s = self.seconds(num_rows)
-        if duration_s < expected_s / MOST_TIMES_EXPECTED:
+        if duration_s < expected_s / STEP_TIME.most_times_expected:
             self._num = self._rows = self._rows_squared = self._s = self._rows_s = 0.0
         elif self._num:
-            duration_s = min(duration_s, MOST_TIMES_EXPECTED * expected_s)
-        self._num = _KEPT * self._num + 1.0
-        self._rows = _KEPT * self._rows + num_rows
-        self._rows_squared = _KEPT * self._rows_squared + num_rows * num_rows
-        self._s = _KEPT * self._s + duration_s
-        self._rows_s = _KEPT * self._rows_s + num_rows * duration_s
+            duration_s = min(duration_s, STEP_TIME.most_times_expected * expected_s)
+        self._num = self._KEPT * self._num + 1.0
+        self._rows = self._KEPT * self._rows + num_rows
+        self._rows_squared = self._KEPT * self._rows_squared + num_rows * num_rows
+        self._s = self._KEPT * self._s + duration_s
+        self._rows_s = self._KEPT * self._rows_s + num_rows * duration_s
         self._fit()
 
     @property
@@ -91,9 +61,9 @@ class DecodeTime:
 
     def _fit(self) -> None:
         """The least squares of the steps' errors and of `base_s - ROWS_PER_BASE * row_s`. No part is negative."""
-        num = self._num + _PRIOR_WEIGHT
-        rows = self._rows - _PRIOR_WEIGHT * ROWS_PER_BASE
-        rows_squared = self._rows_squared + _PRIOR_WEIGHT * ROWS_PER_BASE**2
+        num = self._num + self._PRIOR_WEIGHT
+        rows = self._rows - self._PRIOR_WEIGHT * self.ROWS_PER_BASE
+        rows_squared = self._rows_squared + self._PRIOR_WEIGHT * self.ROWS_PER_BASE**2
         determinant = num * rows_squared - rows * rows
         self._base_s = (rows_squared * self._s - rows * self._rows_s) / determinant
         self._row_s = (num * self._rows_s - rows * self._s) / determinant
@@ -121,6 +91,12 @@ class StepTimeModel:
     much faster than expected replaces all that was learned.
     """
 
+    TOKENS_PER_BASE = 200
+    """For an 8B model in 16 bit on an H200 about 230; off by some factor on other devices, and soon forgotten."""
+    _BASE_WEIGHT = 0.1  # of the newest step in the base time
+    _HORIZON_TOKENS = 1024  # how many chunk tokens back the cost per token looks: it grows along a prompt
+    _DEFAULT_TOKENS = 512  # in a step with decodes, before any step has run
+
     def __init__(self, *, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._base_s: float | None = None
@@ -132,58 +108,58 @@ class StepTimeModel:
         """Time of a step that only decodes, or `None` before any step was observed."""
         if self._base_s is not None:
             return self._base_s
-        return TOKENS_PER_BASE * self._ratio() if self._num_steps else None
+        return self.TOKENS_PER_BASE * self._ratio() if self._num_steps else None
 
     @property
     def per_token_s(self) -> float | None:
         """Extra time for each prompt token, or `None` before any step was observed."""
         if not self._num_steps:
-            return None if self._base_s is None else self._base_s / TOKENS_PER_BASE
+            return None if self._base_s is None else self._base_s / self.TOKENS_PER_BASE
         if self._base_s is None:
             return self._ratio()
         return max(0.0, (self._duration_s - self._num_steps * self._base_s) / self._num_tokens)
 
     def observe(self, num_chunk_tokens: int, duration_s: float) -> None:
         """Learn from a step with this many prompt tokens beside its decodes."""
-        if num_chunk_tokens < FREE_TOKENS:
+        if num_chunk_tokens < STEP_TIME.free_tokens:
             self._observe_base(duration_s)
         else:
             self._observe_chunk(num_chunk_tokens, duration_s)
 
     def chunk_tokens(self, target_s: float) -> int:
-        """How many prompt tokens a step with decodes may have to take no longer than `target_s`: between `FREE_TOKENS`
+        """How many prompt tokens a step with decodes may have to take no longer than `target_s`: between `free_tokens`
         and `max_tokens`."""
         base_s, per_token_s = self.base_s, self.per_token_s
         if base_s is None or per_token_s is None:
-            return min(DEFAULT_TOKENS, self._max_tokens)
+            return min(self._DEFAULT_TOKENS, self._max_tokens)
         room_s = max(0.0, target_s - base_s)
         if room_s > per_token_s * self._max_tokens:
             return self._max_tokens
         num_tokens = int(room_s / per_token_s) if per_token_s else 0
-        return max(min(FREE_TOKENS, self._max_tokens), num_tokens)
+        return max(min(STEP_TIME.free_tokens, self._max_tokens), num_tokens)
 
     def _observe_base(self, duration_s: float) -> None:
-        if self._base_s is None or duration_s < self._base_s / MOST_TIMES_EXPECTED:
+        if self._base_s is None or duration_s < self._base_s / STEP_TIME.most_times_expected:
             self._base_s = duration_s
         else:
-            counted_s = min(duration_s, self._base_s * MOST_TIMES_EXPECTED)
-            self._base_s += _BASE_WEIGHT * (counted_s - self._base_s)
+            counted_s = min(duration_s, self._base_s * STEP_TIME.most_times_expected)
+            self._base_s += self._BASE_WEIGHT * (counted_s - self._base_s)
 
     def _observe_chunk(self, num_tokens: int, duration_s: float) -> None:
         base_s, per_token_s = self.base_s, self.per_token_s
         if base_s is not None and per_token_s is not None:
             expected_s = base_s + per_token_s * num_tokens
-            if duration_s < expected_s / MOST_TIMES_EXPECTED:
+            if duration_s < expected_s / STEP_TIME.most_times_expected:
                 self._num_steps = self._num_tokens = self._duration_s = 0.0
-            duration_s = min(duration_s, expected_s * MOST_TIMES_EXPECTED)
-        kept = _HORIZON_TOKENS / (_HORIZON_TOKENS + num_tokens)
+            duration_s = min(duration_s, expected_s * STEP_TIME.most_times_expected)
+        kept = self._HORIZON_TOKENS / (self._HORIZON_TOKENS + num_tokens)
         self._num_steps = kept * self._num_steps + 1
         self._num_tokens = kept * self._num_tokens + num_tokens
         self._duration_s = kept * self._duration_s + duration_s
 
     def _ratio(self) -> float:
         """Time per token if reading the weights counts as `TOKENS_PER_BASE` tokens."""
-        return self._duration_s / (self._num_tokens + TOKENS_PER_BASE * self._num_steps)
+        return self._duration_s / (self._num_tokens + self.TOKENS_PER_BASE * self._num_steps)
 
 
 class DecodePace:
@@ -192,15 +168,15 @@ class DecodePace:
     Nearly always it is what fits into the target. Two things may make a step longer, because a device that computes
     prompts in small pieces reads its weights for every piece, and all waiting requests wait for that:
 
-    * The target is kept by all but one token in `TOKENS_PER_LATE_ONE`. These late tokens are spent where they help
+    * The target is kept by all but one token in `tokens_per_late_one`. These late tokens are spent where they help
       most: when the backlog of prompts would take many steps at the target's pace, one step may take a few times as
       long.
     * A step may always take a fixed share of the time that the whole backlog needs. In quiet times that is less than
       the target and changes nothing. In a flood, where keeping the pace of a few requests would delay many, steps grow;
       as the backlog melts they shrink back.
 
-    Neither makes a step longer than `STRETCH` times the target, nor longer than it gains throughput by: beyond
-    `GAINING_STEPS` times the decodes alone, prompts are computed hardly faster. Without a target, that is the limit.
+    Neither makes a step longer than `stretch` times the target, nor longer than it gains throughput by: beyond
+    `gaining_steps` times the decodes alone, prompts are computed hardly faster. Without a target, that is the limit.
 
         backlog   ▁▁▂▁▁▁▁▁▇▆▄▃▂▁▁▁▁          prompt tokens that are not computed yet
         step      ▂▂▂▂▂▂▂▂▄▄▃▂▂▂▂▂▂          max(target, share × backlog), now and then more, up to a limit
@@ -209,8 +185,13 @@ class DecodePace:
     to a whole number of tiles.
     """
 
+    SHORT_TOKENS = 512
+    """A prompt up to this length is never a long one, if a step's budget can hold it. Measured step times cannot tell:
+    beside a long context each token costs a multiple of what it costs in a short prompt."""
+    _MOST_LATE_TOKENS = 1024.0  # that can be saved up for a burst
+
     def __init__(
-        self, *, target_s: float, max_tokens: int, long_step_s: float = 0.0, full_tokens: int = FREE_TOKENS
+        self, *, target_s: float, max_tokens: int, long_step_s: float = 0.0, full_tokens: int = STEP_TIME.free_tokens
     ) -> None:
         """`target_s`: the inter-token time of requests without a target of their own; 0: none. `long_step_s`: how long
         a step with a long prompt may take; 0: no limit; but `full_tokens` of it, which keep the device busy, always."""
@@ -230,17 +211,17 @@ class DecodePace:
         if not num_decodes:
             return self._max_tokens
         if not target_s:
-            gaining_s = GAINING_STEPS * self.decode_time.seconds(num_decodes) or math.inf
+            gaining_s = STEP_TIME.gaining_steps * self.decode_time.seconds(num_decodes) or math.inf
             limit_s = min(gaining_s, limit_s)
             if limit_s == math.inf:
                 return self._max_tokens
             return self._whole_tiles(self.step_time.chunk_tokens(limit_s), num_decodes)
-        gaining_s = GAINING_STEPS * self.decode_s(num_decodes) or math.inf
-        longest_s = max(target_s, min(STRETCH * target_s, gaining_s))
+        gaining_s = STEP_TIME.gaining_steps * self.decode_s(num_decodes) or math.inf
+        longest_s = max(target_s, min(STEP_TIME.stretch * target_s, gaining_s))
         backlog_s = num_backlog_tokens * (self.step_time.per_token_s or 0.0)
-        num_tokens = self.step_time.chunk_tokens(max(target_s, min(BACKLOG_SHARE * backlog_s, longest_s)))
-        is_backlog = num_backlog_tokens > BACKLOG_STEPS * self.step_time.chunk_tokens(target_s)
-        may_be_late = is_backlog and limit_s >= STRETCH * target_s
+        num_tokens = self.step_time.chunk_tokens(max(target_s, min(STEP_TIME.backlog_share * backlog_s, longest_s)))
+        is_backlog = num_backlog_tokens > STEP_TIME.backlog_steps * self.step_time.chunk_tokens(target_s)
+        may_be_late = is_backlog and limit_s >= STEP_TIME.stretch * target_s
         if may_be_late and self._num_late_allowed >= num_decodes:
             self._num_late_allowed -= num_decodes
             num_tokens = max(num_tokens, self.step_time.chunk_tokens(longest_s))
@@ -252,7 +233,10 @@ class DecodePace:
 
     def max_short_tokens(self, num_left_tokens: int) -> int:
         """The longest prompt that counts as fitting into a step with this many tokens left for prompts."""
-        return min(num_left_tokens, max(SHORT_TOKENS, int(SHORT_PART * self._max_tokens), self._long_step_tokens()))
+        return min(
+            num_left_tokens,
+            max(self.SHORT_TOKENS, int(STEP_TIME.short_part * self._max_tokens), self._long_step_tokens()),
+        )
 
     def long_tokens(self, num_decodes: int) -> int:
         """How many prompt tokens a step may have beside its decodes if there is a long prompt among them."""
@@ -267,8 +251,8 @@ class DecodePace:
     def note_decodes(self, num_decodes: int, *, target_s: float) -> None:
         """Count the decodes of the next step as being in time, so that some later ones may be late."""
         if target_s:
-            saved = self._num_late_allowed + num_decodes / TOKENS_PER_LATE_ONE
-            self._num_late_allowed = min(saved, _MOST_LATE_TOKENS)
+            saved = self._num_late_allowed + num_decodes / STEP_TIME.tokens_per_late_one
+            self._num_late_allowed = min(saved, self._MOST_LATE_TOKENS)
 
     @property
     def longest_s(self) -> float:
@@ -287,14 +271,16 @@ class DecodePace:
         if not num_backlog_tokens:
             return decode_s
         backlog_s = slowdown * num_backlog_tokens * (self.step_time.per_token_s or 0.0)
-        grown_s = min(BACKLOG_SHARE * backlog_s, GAINING_STEPS * decode_s, STRETCH * self.target_s)
+        grown_s = min(
+            STEP_TIME.backlog_share * backlog_s, STEP_TIME.gaining_steps * decode_s, STEP_TIME.stretch * self.target_s
+        )
         return max(decode_s, min(decode_s + backlog_s, max(self.target_s, grown_s)))
 
     def _whole_tiles(self, num_chunk_tokens: int, num_decodes: int) -> int:
         """Fewer tokens, so that the step ends with a tile. Small steps have smaller tiles, so none loses a quarter."""
         num_tokens = num_chunk_tokens + num_decodes
-        tile = min(TILE_TOKENS, 1 << max(0, num_tokens.bit_length() - 3))
-        return max(num_chunk_tokens - num_tokens % tile, min(FREE_TOKENS, self._max_tokens))
+        tile = min(STEP_TIME.tile_tokens, 1 << max(0, num_tokens.bit_length() - 3))
+        return max(num_chunk_tokens - num_tokens % tile, min(STEP_TIME.free_tokens, self._max_tokens))
 
     def observe(self, *, num_chunk_tokens: int, num_decodes: int, duration_s: float) -> None:
         """Learn from a step with this many prompt tokens beside its decodes."""

@@ -28,8 +28,9 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from headway.engine.input_processor import PreparedRequest
+from headway.engine.driver import EngineDriver, cause_of
 from headway.engine.llm_engine import LLMEngine
+from headway.engine.request_preparer import PreparedRequest
 from headway.engine.step_report import EngineStep
 from headway.errors import EngineDeadError, HeadwayError
 from headway.outputs import GrowingOutput, RequestOutput, Streaming
@@ -83,7 +84,7 @@ class _Account:
         self.mailbox.put(what)
 
 
-_Message = Callable[["_Loop"], None]
+_Message = Callable[["_Callers"], None]
 
 
 class EngineThread:
@@ -96,12 +97,12 @@ class EngineThread:
     @property
     def num_tokens(self) -> int:
         """Tokens computed until now."""
-        return self._loop.num_tokens
+        return self._callers.num_tokens
 
     @property
     def num_running(self) -> int:
         """Requests in the batch of the last step."""
-        return self._loop.num_running
+        return self._callers.num_running
 
     def open_call(self) -> Ticket:
         """A ticket for requests without streaming: steps are made until all have ended. Nothing has happened yet."""
@@ -115,7 +116,7 @@ class EngineThread:
         """End a request of any caller; returns what it had. A stream that is ended by this brings nothing more, and a
         call that waits for an output gets that of the abort."""
         answer: SimpleQueue[RequestOutput | None] = SimpleQueue()
-        self.post(lambda loop: loop.abort(request_id, answer))
+        self.post(lambda callers: callers.abort(request_id, answer))
         output: RequestOutput | None = self.wait_for(answer)
         return output
 
@@ -126,7 +127,7 @@ class EngineThread:
     def post(self, message: _Message) -> None:
         """Have something done between two steps."""
         self._restart_after_fork()
-        if self._loop.is_over:
+        if self._callers.is_over:
             raise EngineDeadError(SHUT_DOWN)
         self.inbox.put(message)
 
@@ -138,7 +139,7 @@ class EngineThread:
             try:
                 return mailbox.get(timeout=_LOOK_S if timeout_s is None else timeout_s)
             except Empty:
-                if self._loop.is_over and mailbox.empty():
+                if self._callers.is_over and mailbox.empty():
                     raise EngineDeadError(SHUT_DOWN) from None
                 if timeout_s is not None:
                     return None
@@ -147,18 +148,18 @@ class EngineThread:
         self._pid = os.getpid()
         self.inbox: SimpleQueue[Any] = SimpleQueue()
         # The callback is the queue's own method: no bytecode of ours runs that an exception could interrupt.
-        self._loop = _Loop(self._engine, self.inbox, weakref.ref(self, self.inbox.put))
-        self._thread = threading.Thread(target=self._loop.run, name="headway-engine", daemon=True)
+        self._callers = _Callers(self._engine, self.inbox, weakref.ref(self, self.inbox.put))
+        self._thread = threading.Thread(target=self._callers.run, name="headway-engine", daemon=True)
         self._stop = weakref.finalize(self, _stop_thread, self.inbox, self._thread)
         if self._engine.core.executor.transfers is not None:
-            self._engine.core.executor.transfers.wake(functools.partial(self.inbox.put, _Loop.look))
+            self._engine.core.executor.transfers.wake(functools.partial(self.inbox.put, _Callers.look))
         self._thread.start()
 
     def _restart_after_fork(self) -> None:
         """A forked process has a copy of the engine, but not of the thread; what others waited for is not its own."""
         if os.getpid() != self._pid:
             self._stop.detach()
-            was_over = self._loop.is_over
+            was_over = self._callers.is_over
             self._engine.abort_all()
             self._start()
             if was_over:
@@ -167,7 +168,7 @@ class EngineThread:
 
 def _stop_thread(inbox: SimpleQueue[Any], thread: threading.Thread) -> None:
     """Also called when the interpreter ends, and by the garbage collector in any thread."""
-    inbox.put(_Loop.end)
+    inbox.put(_Callers.end)
     if thread is not threading.current_thread():
         thread.join(_STOP_S)
 
@@ -189,7 +190,7 @@ class Ticket:
         # The callback is the queue's own method, as in `_start`.
         owner = weakref.ref(self, self._thread.inbox.put)
         self._account = account = _Account(owner, self._mailbox, self._grown)
-        self._thread.post(lambda loop: loop.submit(account, requests, stream, accepted))
+        self._thread.post(lambda callers: callers.submit(account, requests, stream, accepted))
         error = self._thread.wait_for(accepted)
         if error is not None:
             raise error
@@ -199,7 +200,7 @@ class Ticket:
         assert self._account is not None
         if self._grown is not None and self._mailbox.empty():
             account, num_taken = self._account, self._num_taken
-            self._thread.post(lambda loop: loop.drive(account, num_taken))
+            self._thread.post(lambda callers: callers.drive(account, num_taken))
         found = self._thread.wait_for(self._mailbox, timeout_s=timeout_s)
         if found is None:
             return None
@@ -216,51 +217,83 @@ class Ticket:
             return
         done: SimpleQueue[None] = SimpleQueue()
         try:
-            self._thread.post(lambda loop: loop.cancel(account, done))
+            self._thread.post(lambda callers: callers.cancel(account, done))
             self._account = None  # not before: if this is interrupted, it can be tried again
             self._thread.wait_for(done)
         except EngineDeadError:
             return
 
 
-class _Loop:
-    """What the thread does. Nothing here refers to the `EngineThread`, whose end is the thread's."""
+class _Callers:
+    """The channel of a driver to all tickets. Nothing here refers to the `EngineThread`, whose end is the thread's."""
 
     def __init__(self, engine: LLMEngine, inbox: SimpleQueue[Any], owner: weakref.ref[EngineThread]) -> None:
         self.num_tokens = 0
         self.num_running = 0
         self.is_over = False
         self._engine = engine
+        self._driver = EngineDriver(engine, self, is_replaceable=False)
         self._inbox = inbox
         self._owner = owner
         self._accounts: dict[_Account, None] = {}
         self._by_request: dict[str, _Account] = {}
-        self._failure: BaseException | None = None
-        """Why the engine cannot be used any more."""
 
     def run(self) -> None:
         """Serve until told to end, or until its owner is gone."""
-        while not self.is_over:
-            self._take_messages()
-            if not self.is_over and self._is_driven():
-                self._step()
+        self._driver.run()
         self._fail_all(SHUT_DOWN)
         while not self._inbox.empty():  # tickets that came after the last look
             self._handle(self._inbox.get_nowait())
-        del self._engine
+        del self._driver, self._engine
 
-    def _is_driven(self) -> bool:
+    # ---- what the driver asks for ---------------------------------------------------------------------------------
+
+    @property
+    def wants_steps(self) -> bool:
+        """See `driver.Channel`."""
         return any(account.is_driving for account in self._accounts)
 
-    def _take_messages(self) -> None:
-        """Take all tickets that have come; without a running request, sleep until one comes."""
-        if not self._is_driven():
+    def receive(self, *, is_idle: bool, timeout_s: float) -> None:
+        """See `driver.Channel`. As long as no caller waits for a step, sleep until a message comes."""
+        if is_idle:
+            self._fail_all(_GONE)
+        if not self.wants_steps:
             self._handle(self._inbox.get())
-        elif self._engine.core.only_waits_for_blocks:
+        elif timeout_s:
             with contextlib.suppress(Empty):
-                self._handle(self._inbox.get(timeout=_LOOK_S))
+                self._handle(self._inbox.get(timeout=timeout_s))
         while not self._inbox.empty():
             self._handle(self._inbox.get_nowait())
+
+    def admitted(self) -> None:
+        """See `driver.Channel`: all has been said."""
+
+    def hand_out(self, step: EngineStep) -> None:
+        """See `driver.Channel`. Requests that came past this thread have no account."""
+        self.num_tokens += step.report.num_tokens
+        self.num_running = step.report.num_running
+        deliveries: dict[_Account, Delivery] = {}
+        for output in step.outputs:
+            account = self._by_request.get(output.request_id)
+            if account is None:
+                continue
+            delivery = deliveries.setdefault(account, Delivery([]))
+            delivery.outputs.append(output)
+            if account.grown is not None:
+                account.grown.add(output)
+            if output.finished:
+                self._close_request(account, output.request_id)
+                if output.request_id in step.errors:
+                    delivery.errors[output.request_id] = step.errors[output.request_id]
+        for account, delivery in deliveries.items():
+            account.deliver(delivery)
+
+    def lose_all(self, error: BaseException) -> None:
+        """See `driver.Channel`: all callers are told."""
+        logger.error("the engine failed; all requests are ended: %s", error, exc_info=cause_of(error))
+        self._fail_all(error)
+
+    # ---- messages -------------------------------------------------------------------------------------------------
 
     def _handle(self, message: Any) -> None:
         if isinstance(message, weakref.ref):
@@ -269,15 +302,13 @@ class _Loop:
         try:
             message(self)
         except BaseException as error:
-            self._recover(error)
+            self._driver.recover(error)
 
     def _notice_who_has_gone(self) -> None:
         if self._owner() is None:
             self.end()
         for account in [account for account in self._accounts if account.owner() is None]:
             self._cancel(account)
-
-    # ---- messages -------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
         """Blocks have come: there may be something to do."""
@@ -294,8 +325,9 @@ class _Loop:
         accepted: SimpleQueue[BaseException | None],
     ) -> None:
         """Queue a ticket's requests, or say why not."""
-        if self._failure is not None or self.is_over:
-            accepted.put(EngineDeadError(SHUT_DOWN) if self._failure is None else _engine_failed(self._failure))
+        failure = self._driver.failure
+        if failure is not None or self.is_over:
+            accepted.put(EngineDeadError(SHUT_DOWN) if failure is None else _engine_failed(failure))
             return
         try:
             self._engine.submit_all(requests, stream=stream)
@@ -341,39 +373,7 @@ class _Loop:
         finally:
             answer.put(output)
 
-    # ---- a step ---------------------------------------------------------------------------------------------------
-
-    def _step(self) -> None:
-        if not self._engine.has_unfinished_requests():
-            self._fail_all(_GONE)
-            return
-        try:
-            step = self._engine.step()
-        except BaseException as error:
-            self._recover(error)
-            return
-        self.num_tokens += step.report.num_tokens
-        self.num_running = step.report.num_running
-        if step.outputs:
-            self._deliver(step)
-
-    def _deliver(self, step: EngineStep) -> None:
-        """To each caller at once what is its own. Requests that came past this thread have no account."""
-        deliveries: dict[_Account, Delivery] = {}
-        for output in step.outputs:
-            account = self._by_request.get(output.request_id)
-            if account is None:
-                continue
-            delivery = deliveries.setdefault(account, Delivery([]))
-            delivery.outputs.append(output)
-            if account.grown is not None:
-                account.grown.add(output)
-            if output.finished:
-                self._close_request(account, output.request_id)
-                if output.request_id in step.errors:
-                    delivery.errors[output.request_id] = step.errors[output.request_id]
-        for account, delivery in deliveries.items():
-            account.deliver(delivery)
+    # ---- accounts -------------------------------------------------------------------------------------------------
 
     def _close_request(self, account: _Account, request_id: str) -> None:
         """An account may be that of another process, from before a fork."""
@@ -387,19 +387,6 @@ class _Loop:
             self._engine.abort(request_id)
             self._close_request(account, request_id)
 
-    # ---- failures -------------------------------------------------------------------------------------------------
-
-    def _recover(self, error: BaseException) -> None:
-        """Something has failed that belongs to no request. All callers are told, and the engine starts over, empty."""
-        logger.error("the engine failed; all requests are ended: %s", error, exc_info=_unless_it_says_all(error))
-        self._fail_all(error)
-        try:
-            self._engine.abort_all()
-            self._engine.check_invariants()
-        except BaseException as second:
-            logger.error("the engine cannot be used any more: %s", second, exc_info=_unless_it_says_all(second))
-            self._failure = error
-
     def _fail_all(self, why: BaseException | str) -> None:
         """Each caller gets an exception of its own: they are raised in several threads."""
         for account in self._accounts:
@@ -411,10 +398,5 @@ class _Loop:
 
 def _engine_failed(cause: BaseException) -> EngineDeadError:
     error = EngineDeadError(f"The engine failed: {type(cause).__name__}: {cause}")
-    error.__cause__ = _unless_it_says_all(cause)
+    error.__cause__ = cause_of(cause)
     return error
-
-
-def _unless_it_says_all(error: BaseException) -> BaseException | None:
-    """An error whose traceback is of use; that of a dead engine is, if another error is its cause."""
-    return None if isinstance(error, EngineDeadError) and error.__cause__ is None else error

@@ -1,10 +1,4 @@
-"""The engine as programs use it: text or tokens in, `RequestOutput`s out, one step at a time.
-
-`LoadedModel` gives a loaded model another scheduler, so that policies, batching modes and limits are compared without
-loading again. What memory was laid out for cannot change: the model, the device, the format of KV blocks; and their
-number, the longest request and the limits of a step can only be smaller than they were when the model was loaded, since
-buffers and graphs are as large as they were made.
-"""
+"""The engine as programs use it: text or tokens in, `RequestOutput`s out, one step at a time."""
 
 from __future__ import annotations
 
@@ -14,23 +8,24 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from headway.config import CacheConfig, EngineConfig, ModelConfig, ResolvedConfig, SchedulerConfig, check_names
+from headway.config import EngineConfig, ModelConfig, ResolvedConfig
 from headway.core import Request, RequestStatus, RequestUpdate
 from headway.core.create import create_scheduler
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
-from headway.engine.beam_search import BeamRequests, SearchedStep
+from headway.engine.beam_requests import BeamRequests, SearchedStep
 from headway.engine.engine_core import EngineCore
-from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt
 from headway.engine.output_processor import EndedCompletion, OutputProcessor
+from headway.engine.prompt_forms import Prompt
+from headway.engine.request_preparer import PreparedRequest, RequestPreparer
 from headway.engine.step_report import EngineStep
 from headway.errors import ConfigError, InvalidRequestError
 from headway.executor import MaskedExecutor
 from headway.executor.guided import GuidedExecutor
 from headway.models.decoder_config import DecoderConfig
-from headway.outputs import RequestOutput, Streaming, Told
-from headway.predict import AnswerLengths, PromptView
+from headway.outputs import Delivered, RequestOutput, Streaming
+from headway.predict import AnswerLengths
 from headway.sampling_params import SamplingParams
 from headway.structured.compiling import GrammarCompiler
 from headway.structured.guides import Guides
@@ -76,7 +71,7 @@ class LLMEngine:
         if scheduler.speculation is not None:
             scheduler.speculation.guides = self.guides
         self.core = EngineCore(scheduler, executor, now=now)
-        self._inputs = InputProcessor(
+        self.preparer = RequestPreparer(
             tokenizer=tokenizer, vocab_size=model_config.vocab_size, max_model_len=plan.max_model_len
         )
         self._outputs = OutputProcessor(
@@ -98,6 +93,7 @@ class LLMEngine:
         from headway.loader import open_checkpoint
         from headway.loader.embedded import embedded_model_path
         from headway.worker.formats import choose_device
+        from headway.worker.rank_start import first_rank
 
         # First: what is wrong with a file need not wait for the model.
         lengths = AnswerLengths.from_config(config.prediction) if predicts else None
@@ -111,9 +107,8 @@ class LLMEngine:
         draft = _open_draft(config.model)
         executor: LocalExecutor | RanksExecutor
         if resolved.device.tensor_parallel_size > 1:
-            executor = RanksExecutor.from_config(
-                resolved, checkpoint, model=model, eos_token_ids=eos_token_ids, draft=draft, progress=progress
-            )
+            with first_rank(resolved, model=model, eos_token_ids=eos_token_ids) as start:
+                executor = RanksExecutor(start, checkpoint, draft, progress)
         else:
             executor = LocalExecutor.from_config(
                 resolved, checkpoint, eos_token_ids=eos_token_ids, draft=draft, progress=progress
@@ -136,7 +131,7 @@ class LLMEngine:
         options: RequestOptions = DEFAULT_OPTIONS,
     ) -> PreparedRequest:
         """Check a request without queueing it; what is returned can be given to `submit`."""
-        prepared = self._inputs.prepare(request_id, prompt, params, options)
+        prepared = self.preparer.prepare(request_id, prompt, params, options)
         self.core.scheduler.check_fits(prepared.children[0])
         if prepared.params.grammar is not None:
             self.guides.compile(prepared.params).result()
@@ -164,10 +159,10 @@ class LLMEngine:
             for request in requests
             if request.options.predicted_tokens is None and not request.params.use_beam_search
         ]
-        guesses = lengths.predict([_view(request) for request in unknown])
+        guesses = lengths.predict([request.view for request in unknown])
         known = {
-            request.request_id: self._inputs.with_options(
-                request, dataclasses.replace(request.options, predicted_tokens=guess)
+            request.request_id: dataclasses.replace(
+                request, options=dataclasses.replace(request.options, predicted_tokens=guess)
             )
             for request, guess in zip(unknown, guesses, strict=True)
         }
@@ -179,21 +174,22 @@ class LLMEngine:
         if stream:
             request.params.check_can_stream()
 
-    def resume(self, request: PreparedRequest, told: Sequence[Told]) -> RequestOutput | None:
-        """Queue a prepared request, as deltas, that goes on from elsewhere: `told` says what its completions have, and
-        their next tokens are those that they would have had there. Returns ends that are still to be told, if any."""
-        if len(told) != len(request.children):
+    def resume(self, request: PreparedRequest, delivered: Sequence[Delivered]) -> RequestOutput | None:
+        """Queue a prepared request that goes on from another engine, as deltas: `delivered` says what its completions
+        have, and their next tokens are those that they would have had there. Returns the ends that are still to be
+        delivered, if there are any."""
+        if len(delivered) != len(request.children):
             raise InvalidRequestError(
-                f"{len(told)} completions go on, and the request has {len(request.children)}.", param="told"
+                f"{len(delivered)} completions go on, and the request has {len(request.children)}.", param="delivered"
             )
         self._check_new(request, "delta")
-        for own in told:
+        for own in delivered:
             if own.token_ids and not 0 <= min(own.token_ids) <= max(own.token_ids) < self.model_config.vocab_size:
-                raise InvalidRequestError("A token to go on from is outside the vocabulary.", param="told")
+                raise InvalidRequestError("A token to go on from is outside the vocabulary.", param="delivered")
         self._outputs.add(request, stream="delta", now_s=self._now())
-        output = self._outputs.resume(request.request_id, told, now_s=self._now())
+        output = self._outputs.resume(request.request_id, delivered, now_s=self._now())
         ended = () if output is None else {each.index for each in output.outputs}
-        for index, (child, own) in enumerate(zip(request.children, told, strict=True)):
+        for index, (child, own) in enumerate(zip(request.children, delivered, strict=True)):
             if index not in ended and not own.is_finished:
                 child.resume(own.token_ids)
                 self._add(child)
@@ -309,21 +305,10 @@ class LLMEngine:
 def _note_end(lengths: AnswerLengths, ended: EndedCompletion) -> None:
     """Not a method: an engine that the output processor knew would not be freed before the garbage collector comes."""
     lengths.note_end(
-        _view(ended.request),
+        ended.request.view,
         num_output_tokens=ended.num_tokens,
         finish_reason=ended.finish_reason,
         arrival_s=time.time() - ended.age_s,
-    )
-
-
-def _view(request: PreparedRequest) -> PromptView:
-    return PromptView(
-        request.prompt_token_ids,
-        max_tokens=request.params.max_tokens,
-        temperature=request.params.temperature,
-        text=request.prompt,
-        user=request.options.tenant or None,
-        request_id=request.request_id,
     )
 
 
@@ -347,74 +332,3 @@ def _open_tokenizer(source: str) -> Tokenizer:
     if tokenizer is None:
         raise ConfigError(f"'{source}' has no tokenizer.")
     return tokenizer
-
-
-FREE_CACHE_OPTIONS = ("enable_prefix_caching", "eviction_policy", "kv_allocation")
-"""Options of the cache that its memory does not depend on."""
-
-
-class LoadedModel:
-    """Takes over an engine, which says what can be changed and how far. Shut down this, not the engines."""
-
-    def __init__(self, engine: LLMEngine) -> None:
-        self.config, self.plan = engine.config, engine.plan
-        self.engine = engine
-        """The latest one."""
-
-    def reschedule(
-        self, *, num_blocks: int | None = None, max_model_len: int | None = None, **options: Any
-    ) -> LLMEngine:
-        """An engine with these options of scheduler and cache in place of those it was loaded with, with so many of
-        its blocks, for requests up to so long. The one before must be idle, and is not to be used any more."""
-        before, plan = self.engine, self.plan
-        if before.has_unfinished_requests():
-            raise ConfigError("An engine with unfinished requests cannot get another scheduler.")
-        before.core.drain()
-        self.engine = LLMEngine(
-            _changed(self.config, options),
-            executor=before.executor,
-            tokenizer=before.tokenizer,
-            model_config=before.model_config,
-            plan=dataclasses.replace(
-                plan,
-                num_blocks=_at_most("num_blocks", num_blocks, plan.num_blocks),
-                max_model_len=_at_most("max_model_len", max_model_len, plan.max_model_len),
-            ),
-        )
-        self.engine.core.scheduler.inherit(before.core.scheduler)
-        return self.engine
-
-    def shutdown(self) -> None:
-        """Free the model."""
-        self.engine.shutdown()
-
-
-def _changed(config: ResolvedConfig, options: dict[str, Any]) -> ResolvedConfig:
-    check_names(options)
-    in_scheduler = {field.name for field in dataclasses.fields(SchedulerConfig)}
-    scheduler, cache = config.scheduler.as_options(), dataclasses.asdict(config.cache)
-    for name, value in options.items():
-        if name in in_scheduler:
-            scheduler[name] = value
-        elif name in FREE_CACHE_OPTIONS:
-            cache[name] = value
-        else:
-            raise ConfigError(f"'{name}' cannot be changed once the model is loaded.")
-    changed = dataclasses.replace(
-        config,
-        scheduler=SchedulerConfig(**scheduler).resolve(config.device.kind),
-        cache=CacheConfig(**cache).resolve(config.device.kind),
-    )
-    if changed.scheduler.speculation != config.scheduler.speculation and changed.scheduler.speculation != "off":
-        raise ConfigError(
-            f"speculation cannot become '{changed.scheduler.speculation}' once the model is loaded: load it so."
-        )
-    for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_lines"):
-        _at_most(name, *(getattr(one.scheduler, name) for one in (changed, config)))
-    return changed
-
-
-def _at_most(name: str, wanted: int | None, largest: int) -> int:
-    if wanted is not None and wanted > largest:
-        raise ConfigError(f"{name} cannot grow from {largest} to {wanted} once the model is loaded.")
-    return largest if wanted is None else wanted

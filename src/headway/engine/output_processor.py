@@ -8,7 +8,7 @@ import math
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,24 +17,20 @@ from headway.core import (
     NewRequest,
     PooledPrompt,
     PromptLogprobs,
-    Request,
-    RequestStatus,
     RequestUpdate,
     SchedulerOutput,
-    TokenLogprobs,
 )
-from headway.engine.detokenizer import IncrementalDetokenizer, StopChecker
-from headway.engine.input_processor import PreparedRequest
+from headway.engine.completion import Completion, position_logprobs
+from headway.engine.request_preparer import PreparedRequest
 from headway.outputs import (
     CompletionOutput,
+    Delivered,
     FinishReason,
-    Logprob,
     LogprobsOfOnePosition,
     RequestMetrics,
     RequestOutput,
     SilentProgress,
     Streaming,
-    Told,
 )
 from headway.sampling_params import SamplingParams
 from headway.tokenizer import Tokenizer
@@ -43,157 +39,6 @@ logger = logging.getLogger(__name__)
 
 OUTPUT_FAILED = "its tokens could not be made into an output"
 _NO_PROGRESS = SilentProgress(0, 0)
-
-
-class _Completion:
-    """One of a request's sequences, as far as it has come."""
-
-    def __init__(self, index: int, request: PreparedRequest, tokenizer: Tokenizer | None) -> None:
-        child = request.children[index]
-        params = child.sampling_params
-        assert params is not None
-        self.index = index
-        self.params = params
-        self.request_id = child.request_id
-        self.token_ids: list[int] = []
-        self.logprobs: list[LogprobsOfOnePosition] | None = None if params.logprobs is None else []
-        self.cumulative_logprob: float | None = None if params.logprobs is None else 0.0
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | str | None = None
-        self.error: str | None = None
-        self._ending: tuple[FinishReason, int | str | None] | None = None  # known, perhaps not told yet
-        self._eos_token_ids = frozenset(() if tokenizer is None else tokenizer.eos_token_ids)
-        self._token_text = None if tokenizer is None else tokenizer.token_text
-        self._text: list[str] = []
-        self._num_told = 0  # tokens that deltas have told of
-        self._stops = StopChecker(params.stop_strings, include_in_output=params.include_stop_str_in_output)
-        self._detokenizer: IncrementalDetokenizer | None = None
-        if tokenizer is not None and params.detokenize:
-            self._detokenizer = IncrementalDetokenizer(tokenizer, request.prompt_token_ids, params.skip_special_tokens)
-
-    def resume(self, told: Told, child: Request) -> None:
-        """Stand where it stood elsewhere after these tokens, of which everything was told but perhaps the end."""
-        for token_id in told.token_ids:
-            self.token_ids.append(token_id)
-            if self._detokenizer is not None:
-                text = self._detokenizer.append((token_id,))
-                self._stops.append(text, search=len(self.token_ids) >= self.params.min_tokens)
-        self._num_told = len(self.token_ids)
-        if self.logprobs is not None:
-            self.logprobs = [{}] * self._num_told
-        status = child.ends_with(self._num_told, self.token_ids[-1]) if self.token_ids else None
-        if self._stops.matched is not None:
-            self._ending = ("stop", self._stops.matched)
-        elif status is not None:
-            last = self.token_ids[-1] if status is RequestStatus.FINISHED_STOPPED else None
-            self._ending = (cast(FinishReason, status.value), None if last in self._eos_token_ids else last)
-        if told.is_finished:
-            self.finish_reason = "stop"  # whatever it was: it is not told again
-        elif self._ending is not None:
-            self.tell_end()
-
-    def take(self, update: RequestUpdate) -> bool:
-        """Take in new tokens. Returns whether a stop string has just ended what the scheduler thinks goes on: then the
-        caller has to tell both that it is over."""
-        if self._ending is None:
-            last_status = update.finish_status or update.last_status
-            num_before, is_stopped = len(self.token_ids), False
-            if self._detokenizer is None:
-                self.token_ids += update.new_token_ids
-            else:
-                is_stopped = self._take_text(update, last_status)
-            if self.logprobs is not None:
-                self._take_logprobs(update.logprobs[: len(self.token_ids) - num_before])
-            if is_stopped:
-                self._finish_text(("stop", self._stops.matched))
-                if last_status is None:
-                    return True
-            if self._ending is None and last_status is not None:
-                self.error = update.error
-                last = None  # a request that its grammar ends has no last token of its own
-                if last_status is RequestStatus.FINISHED_STOPPED and update.new_token_ids:
-                    last = update.new_token_ids[-1]
-                stop_reason = None if last in self._eos_token_ids else last
-                self._finish_text((cast(FinishReason, last_status.value), stop_reason))
-        if update.finish_status is not None:
-            self.tell_end()
-        return False
-
-    def tell_end(self) -> None:
-        """What has ended it before is told from now on."""
-        assert self._ending is not None
-        self.finish_reason, self.stop_reason = self._ending
-
-    def abort(self) -> None:
-        """End it where it is."""
-        self._finish_text(("abort", None))
-        self.tell_end()
-
-    def fail(self, why: str) -> None:
-        """End it for a reason of its own, which is told as any other end. The text that it has stays as it is."""
-        self.error, self._ending = why, ("error", None)
-
-    def output(self) -> CompletionOutput:
-        """A record of the present state that later steps do not change. By position: made for every streamed token."""
-        return CompletionOutput(
-            self.index,
-            self._joined_text() if self._text else "",
-            self.token_ids.copy(),
-            self.cumulative_logprob,
-            None if self.logprobs is None else self.logprobs.copy(),
-            self.finish_reason,
-            self.stop_reason,
-        )
-
-    def delta(self) -> CompletionOutput:
-        """What is new since the last delta, whose text is then forgotten. By position, as above."""
-        told, self._num_told = self._num_told, len(self.token_ids)
-        text, self._text = self._text, []
-        return CompletionOutput(
-            self.index,
-            text[0] if len(text) == 1 else "".join(text),
-            self.token_ids[told:],
-            self.cumulative_logprob,
-            None if self.logprobs is None else self.logprobs[told:],
-            self.finish_reason,
-            self.stop_reason,
-        )
-
-    def _take_text(self, update: RequestUpdate, last_status: RequestStatus | None) -> bool:
-        """Tokens and their text, up to a stop string; returns whether there was one. A stop token ends the text and is
-        not part of it, unless the request wants it to be."""
-        assert self._detokenizer is not None
-        num_shown = len(update.new_token_ids)
-        if last_status is RequestStatus.FINISHED_STOPPED and not self.params.include_stop_str_in_output:
-            num_shown -= 1
-        for place, token_id in enumerate(update.new_token_ids):
-            self.token_ids.append(token_id)
-            if place < num_shown:
-                text = self._detokenizer.append((token_id,))
-                self._text.append(self._stops.append(text, search=len(self.token_ids) >= self.params.min_tokens))
-                if self._stops.matched is not None:
-                    return True
-        return False
-
-    def _take_logprobs(self, records: Sequence[TokenLogprobs]) -> None:
-        assert self.logprobs is not None and self.cumulative_logprob is not None
-        for record in records:
-            self.logprobs.append(position_logprobs(record, self._token_text))
-            self.cumulative_logprob += record.logprob
-
-    def _finish_text(self, ending: tuple[FinishReason, int | str | None]) -> None:
-        """No token follows; how it ended is told when the scheduler says so."""
-        has_text = self._detokenizer is not None and self._ending is None and self._stops.matched is None
-        self._ending = ending
-        if has_text:
-            assert self._detokenizer is not None
-            self._text.append(self._stops.append(self._detokenizer.finish(), search=False))
-            self._text.append(self._stops.finish())
-
-    def _joined_text(self) -> str:
-        if len(self._text) > 1:
-            self._text = ["".join(self._text)]
-        return self._text[0]
 
 
 class _Pool:
@@ -232,8 +77,8 @@ class _LiveRequest:
         self.stream = stream
         self.tells_progress = not request.params.can_stream
         self.error: str | None = None  # of a completion that has failed
-        self._changed: dict[_Completion, None] = {}  # in the step that is being processed; for deltas only
-        self.completions = [_Completion(index, request, tokenizer) for index in range(len(request.children))]
+        self._changed: dict[Completion, None] = {}  # in the step that is being processed; for deltas only
+        self.completions = [Completion(index, request, tokenizer) for index in range(len(request.children))]
         self.prompt_logprobs: list[LogprobsOfOnePosition | None] | None = (
             None if request.params.prompt_logprobs is None else [None]
         )
@@ -267,7 +112,7 @@ class _LiveRequest:
         """What there is to say of its prompt is known."""
         self._has_told_prompt = True
 
-    def note_changed(self, completion: _Completion) -> None:
+    def note_changed(self, completion: Completion) -> None:
         """The next delta has news of this completion."""
         self._changed[completion] = None
 
@@ -379,7 +224,7 @@ class OutputProcessor:
         self._on_end = on_end
         self._token_text = None if tokenizer is None else tokenizer.token_text
         self._live: dict[str, _LiveRequest] = {}
-        self._owner: dict[str, tuple[_LiveRequest, _Completion]] = {}  # by child id
+        self._owner: dict[str, tuple[_LiveRequest, Completion]] = {}  # by child id
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._live
@@ -396,17 +241,17 @@ class OutputProcessor:
         for child, completion in zip(request.children, live.completions, strict=True):
             self._owner[child.request_id] = (live, completion)
 
-    def resume(self, request_id: str, told: Sequence[Told], *, now_s: float) -> RequestOutput | None:
-        """A request that was just added goes on from elsewhere, where this was told of its completions. Returns the
-        ends that are still to be told, if there are any."""
+    def resume(self, request_id: str, delivered: Sequence[Delivered], *, now_s: float) -> RequestOutput | None:
+        """A request that was just added goes on from another engine, which has delivered this of its completions.
+        Returns the ends that are still to be delivered, if there are any."""
         live = self._live[request_id]
         ended = []
-        for completion, own, child in zip(live.completions, told, live.request.children, strict=True):
+        for completion, own, child in zip(live.completions, delivered, live.request.children, strict=True):
             completion.resume(own, child)
             if completion.finish_reason is not None and not own.is_finished:
                 ended.append(completion)
                 live.note_changed(completion)
-        if any(own.token_ids for own in told):
+        if any(own.token_ids for own in delivered):
             live.note_first_token(now_s)
             live.note_prompt_told()
         if not ended:
@@ -482,8 +327,8 @@ class OutputProcessor:
                     self._forget(live)
         return ProcessedStep(outputs, errors, progress)
 
-    def _take(self, completion: _Completion, update: RequestUpdate) -> bool:
-        """As `_Completion.take`; a sequence whose tokens cannot be made into text fails alone."""
+    def _take(self, completion: Completion, update: RequestUpdate) -> bool:
+        """As `Completion.take`; a sequence whose tokens cannot be made into text fails alone."""
         try:
             return completion.take(update)
         except Exception:
@@ -493,7 +338,7 @@ class OutputProcessor:
                 completion.tell_end()
             return update.finish_status is None and update.last_status is None
 
-    def _tell_end(self, live: _LiveRequest, completion: _Completion, now_s: float) -> None:
+    def _tell_end(self, live: _LiveRequest, completion: Completion, now_s: float) -> None:
         if self._on_end is not None:
             assert completion.finish_reason is not None
             age_s = now_s - live.arrival_time_s
@@ -516,21 +361,6 @@ def _add_progress(
     progress[request_id] = SilentProgress(
         known.num_started + is_start, known.num_tokens + num_tokens - num_tokens_before
     )
-
-
-def position_logprobs(record: TokenLogprobs, token_text: Callable[[int], str] | None = None) -> LogprobsOfOnePosition:
-    """The record users get: the position's token first, then the most likely ones, then those that were named."""
-
-    def text(token_id: int) -> str | None:
-        return None if token_text is None else token_text(token_id)
-
-    position = {record.token_id: Logprob(record.logprob, record.rank, text(record.token_id))}
-    for index, (token_id, logprob) in enumerate(zip(record.top_ids, record.top_logprobs, strict=True)):
-        position.setdefault(token_id, Logprob(logprob, index + 1, text(token_id)))
-    for token_id, logprob in zip(record.named_ids, record.named_logprobs, strict=True):
-        if token_id not in position:
-            position[token_id] = Logprob(logprob, None, text(token_id))
-    return position
 
 
 def choose_best(completions: list[CompletionOutput], params: SamplingParams) -> list[CompletionOutput]:

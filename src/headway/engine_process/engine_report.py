@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Iterable
 import msgspec
 
 from headway.core import KVCacheManager, NewRequest, Request, Scheduler, SchedulerOutput
-from headway.engine.beam_search import BeamRequest, BeamRequests
+from headway.engine.beam_requests import BeamRequests
 from headway.engine.step_report import StepReport, StepRow
 from headway.wire.engine_stats import EngineStats, StepKind, TransferStats
 from headway.wire.messages import (
@@ -110,11 +110,7 @@ class EngineCounters:
         """Of requests that enter the batch for the first time."""
         plan = report.snapshot.output
         just_left = frozenset(plan.preempted_request_ids)
-        going_on = frozenset(
-            request.request_id
-            for request in report.snapshot.requests
-            if isinstance(request, BeamRequest) and request.is_fork
-        )
+        going_on = frozenset(request.request_id for request in report.snapshot.requests if request.is_fork)
         for new in plan.new_requests:
             if new.request_id in going_on:
                 continue
@@ -254,27 +250,23 @@ class SnapshotMaker:
         num_shown = min(len(queue), NUM_WAITING_SHOWN, self._scheduler.config.skip_window + 1)
         requests = [queue.peek(place) for place in range(num_shown)]
         return [
-            WaitingRow(_name(request), request.num_tokens)
+            WaitingRow(request.shown_as, request.num_tokens)
             for request in requests
-            if request is not None and not _goes_on(request)
+            if request is not None and not request.is_fork
         ]
 
     def _finished(self, report: StepReport) -> list[str]:
         """Without the beams that another one takes the place of."""
         if not report.finished:
             return []
-        by_id = {request.request_id: request for request in report.snapshot.requests}
-        finished = [by_id[request_id] for request_id in report.finished]
-        return [
-            _name(request)
-            for request in finished
-            if not (isinstance(request, BeamRequest) and self._beams.is_live(request))
-        ]
+        names = {request.request_id: request.shown_as for request in report.snapshot.requests}
+        finished, going_on = [names[request_id] for request_id in report.finished], self._beams.shown()
+        return [name for name in finished if name not in going_on]
 
     def _names(self, request_ids: Iterable[str]) -> list[str]:
         """What live requests are called; of others, their ids."""
         live = self._scheduler.requests
-        return [_name(live[request_id]) if request_id in live else request_id for request_id in request_ids]
+        return [live[request_id].shown_as if request_id in live else request_id for request_id in request_ids]
 
     def _map_if_due(self) -> BlockMap | None:
         self.is_map_stale = True
@@ -287,18 +279,9 @@ class SnapshotMaker:
         return msgspec.structs.replace(found, owners=self._names(found.owners))
 
 
-def _name(request: Request) -> str:
-    return f"{request.search_id}#{request.place}" if isinstance(request, BeamRequest) else request.request_id
-
-
-def _goes_on(request: Request) -> bool:
-    """Whether it is a beam on its way from one step to the next."""
-    return isinstance(request, BeamRequest) and request.is_fork
-
-
 def _row(row: StepRow, request: Request) -> SnapshotRow:
     shown = SnapshotRow(
-        _name(request),
+        request.shown_as,
         row.num_prompt_tokens,
         row.num_computed_tokens,
         row.num_output_tokens,
@@ -309,9 +292,9 @@ def _row(row: StepRow, request: Request) -> SnapshotRow:
         row.num_drafts,
         row.num_accepted,
     )
-    if isinstance(request, BeamRequest) and request.is_fork:
-        shown.num_prompt_tokens -= request.num_found_tokens
-        shown.num_output_tokens += request.num_found_tokens
+    if request.is_fork:
+        shown.num_prompt_tokens -= request.num_inherited_tokens
+        shown.num_output_tokens += request.num_inherited_tokens
         shown.is_decode = row.num_tokens == 1
         shown.num_cached_tokens = 0
     return shown

@@ -13,8 +13,9 @@ from typing import Any
 from headway.config import EngineConfig
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from headway.core.scheduler_output import SchedulerOutput
-from headway.engine.input_processor import PreparedRequest, Prompt
 from headway.engine.llm_engine import LLMEngine
+from headway.engine.prompt_forms import Prompt
+from headway.engine.request_preparer import PreparedRequest
 from headway.errors import ConfigError, InvalidRequestError
 from headway.executor.fake import FakeExecutor, FakeStep
 from headway.loader import open_checkpoint

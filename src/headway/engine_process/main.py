@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from headway.child_process import show_stacks_on_signal
 from headway.errors import ConfigError, EngineDeadError, HeadwayError
 from headway.wire.channel import ChannelClosedError, EngineChannel
 from headway.wire.frames import BrokenFrameError
@@ -107,6 +108,7 @@ class Pulse:
 
 def main(argv: list[str] | None = None) -> int:
     """Build the engine and serve. Returns the exit status."""
+    show_stacks_on_signal()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the front end too, which knows what is to be done
     arguments = _parser().parse_args(argv)
     os.set_inheritable(arguments.fd, False)  # no child of this process may keep the connection open

@@ -34,7 +34,7 @@ class CacheIndex:
         """The number of the last report that was taken in; -1 if nothing is known of a replica."""
         return max(self._next_number.get(place, 0), 0) - 1
 
-    def take(self, place: int, report: CacheReport) -> bool:
+    def apply(self, place: int, report: CacheReport) -> bool:
         """Take in a report. Returns False if one before it is missing: the replica has to tell everything again, and
         until then nothing of it is known."""
         if report.is_whole:
@@ -64,8 +64,8 @@ class CacheIndex:
         self._next_number.pop(place, None)
 
     def announce(self, place: int, digests: Sequence[bytes]) -> Sequence[bytes]:
-        """A replica is about to compute these blocks. Returns those that nobody has announced there: they are to be
-        withdrawn when it has."""
+        """A replica is about to compute these blocks. Returns those that were not announced there yet: they are to be
+        withdrawn when it has computed them."""
         bit, coming = 1 << place, self._coming
         if coming.keys().isdisjoint(digests):  # mostly, and quicker than one by one
             coming.update(dict.fromkeys(digests, bit))

@@ -1,8 +1,8 @@
 """The front end's end of the socket to an engine process, and where such a process comes from.
 
 On one machine the two processes share a pair of connected Unix sockets and nothing else: if one of them dies, the
-kernel closes its end and the other one learns of it at once. Between machines it is a TCP connection that begins with
-a greeting.
+kernel closes its end, and the other process learns of it at once. Between machines it is a TCP connection that begins
+with a greeting.
 """
 
 from __future__ import annotations

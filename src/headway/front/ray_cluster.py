@@ -4,12 +4,12 @@
         └───────────────── TCP ──────────────────────────┘                 ours: requests, tokens, heartbeats, caches
 
 An actor starts the engine process when it is first asked for its address, and again when it is asked after the process
-died. When actor or node die, Ray makes the actor anew where there is room. Its name is the same for all front ends of
-the cluster, so they share the engines; the secret that they need comes from the actor: who may use the cluster may use
-its engines. An engine that ended as it was told to takes its actor along; so does one that died, unless the actor is
-asked for another before long.
+died. When the actor or its node dies, Ray makes the actor anew where there is room. Its name is the same for all front
+ends of the cluster, so they share the engines; the secret that they need comes from the actor: who may use the cluster
+may use its engines. An engine that ended because it was asked to takes its actor along. So does one that died, unless
+the actor is asked for another within `LINGER_S`.
 
-Everything of Ray's blocks, and is called in threads. Nothing here is needed without it: the extra `ray`.
+Every call of Ray's blocks, so it is made in a thread. Ray is an extra; without it nothing of this file is used.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class EngineActor:
         raise EngineStartError("The engine process ended while it was starting.")
 
     def _follow(self, parent: socket.socket, process: subprocess.Popen[bytes]) -> None:
-        """Read its heartbeats until it ends. If it ended as it was told to, nobody wants an engine here; if not, those
-        who do come for another."""
+        """Read its heartbeats until it ends. If it ended because it was asked to, no engine is wanted here; if not,
+        front ends that want one ask for another."""
         with contextlib.suppress(OSError), parent:
             while parent.recv(2**16):
                 pass
@@ -175,8 +175,8 @@ class RayCluster:
 
 
 async def in_thread(call: Callable[[], _Result]) -> _Result:
-    """As `asyncio.to_thread`, for calls that may take minutes: each has a thread of its own, and nobody waits for it
-    when the process ends."""
+    """As `asyncio.to_thread`, for calls that may take minutes: each has a thread of its own, and the process does not
+    wait for it when it ends."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[_Result] = loop.create_future()
 
@@ -202,7 +202,7 @@ async def in_thread(call: Callable[[], _Result]) -> _Result:
 
 
 def cores_each(cores_of_nodes: Sequence[int], num_replicas: int) -> int:
-    """The most cores that each of so many replicas can have, each on one node; 1 where there are too few."""
+    """The most cores that each of the replicas can have, each on one node; 1 where there are too few."""
     for num_cores in range(max(cores_of_nodes, default=1), 1, -1):
         if sum(cores // num_cores for cores in cores_of_nodes) >= num_replicas:
             return num_cores
@@ -225,7 +225,7 @@ class RayHome:
         return self._needs["num_gpus"]
 
     async def open(self, start: Start) -> tuple[socket.socket, EngineProcess]:
-        # Whoever else uses the engine may want to know what its cache holds.
+        # Other front ends of the engine may ask for what its cache holds.
         own = {"options": start.options, "log_level": start.log_level, "blocks": start.blocks, "reports_cache": True}
         return await in_thread(functools.partial(self._open, own))
 

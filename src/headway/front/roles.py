@@ -1,8 +1,8 @@
 """Prefill and decode apart: which replicas do what, and where a prompt is computed.
 
-`computes_elsewhere` says which prompts are computed on a prefill replica and travel from there
-as blocks. A prompt that is computed where others generate makes all of these wait. One that is computed elsewhere makes
-none wait, but waits for others there, and then for its blocks to come:
+`computes_elsewhere` says which prompts are computed on a prefill replica and travel from there as blocks. A prompt that
+is computed where others generate makes all of these wait. One that is computed elsewhere makes none wait, but waits for
+others there, and then for its blocks to come:
 
     here         queue here  + compute                   and everyone who generates here waits for the computing
     elsewhere    queue there + compute there + transfer  and for the copying in of blocks, which is a little
@@ -23,11 +23,11 @@ TOGETHER = "together"
 """Instead of roles: every replica computes the prompts of its own requests."""
 
 SHORT_TOKENS = 256
-"""So many prompt tokens are always computed where the answer is: beside a batch that generates they cost about one
-step, and another replica would first have to be asked."""
+"""Up to this many prompt tokens are always computed where the answer is: beside a batch that generates they cost about
+one step, and another replica would first have to be asked."""
 MOST_COUNTED = 8
-"""Of the requests that generate, as many count. Of 1 to 64, the mean time of whole requests was shortest about here in
-simulations (8B on an H200; prompts of 1k and 4k, loads of 70% and 85%)."""
+"""At most this many of the requests that generate count. Of 1 to 64, the mean time of whole requests was shortest about
+here in simulations (8B on an H200; prompts of 1k and 4k, loads of 70% and 85%)."""
 COPYING_SHARE = 0.1
 """Of the time of a transfer, what those who generate lose: blocks are copied into the device's memory beside steps."""
 BLOCK_S = 2e-5
@@ -76,7 +76,7 @@ class PrefillChoice:
     transfer_s: float
     """For all blocks that would travel."""
     num_blocks: int
-    """How many these are: whole ones only, so the last few tokens of a prompt are computed here in any case."""
+    """How many blocks travel: whole ones only, so the last few tokens of a prompt are computed here in any case."""
 
 
 def computes_elsewhere(choice: PrefillChoice) -> bool:

@@ -5,13 +5,13 @@
     cache index           digests of the blocks that each replica's prefix cache holds, as it reports them
 
 `prefix-aware` adds to a replica's tokens what of this request it would have to compute, and takes the smallest sum: the
-longest known beginning wins unless the replica is behind by more tokens than that saves. Behind the average, that is:
-tokens up to it count a quarter. One of many replicas always has next to nothing to do; compared with that one, a prefix
-would be computed again wherever a request has just ended, and a fifth less was found among 16. A replica whose batch is
-full comes after those with a seat, so a prefix that everybody wants spreads before requests queue for it. Of equals
-the one with fewer requests is taken, and of these each in turn.
+longest known beginning wins unless the replica has more other tokens to compute than that saves. Tokens up to the
+average of all replicas count only a quarter: one of many replicas always has next to nothing to do, and compared with
+that one a prefix would be computed again wherever a request has just ended (a fifth less was found among 16). A replica
+whose batch is full comes after those with a seat, so a prefix that many requests have spreads before they queue for it.
+Of equals the one with fewer requests is taken, and of these each in turn.
 
-Reports are numbered. After one that was lost, a replica's blocks count as unknown until it has told all of them again.
+Reports are numbered. After one that was lost, a replica's blocks count as unknown until it has reported all of them.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Router:
         return place
 
     def note_elsewhere(self, request_id: str, num_left: int) -> None:
-        """Another replica computes its prompt, but for so many tokens; its blocks are still going to be here."""
+        """Another replica computes its prompt, but for `num_left` tokens; its blocks are still going to be here."""
         routed = self._routed[request_id]
         num_spared = routed.num_prompt_tokens - num_left
         routed.num_prompt_tokens = num_left
@@ -162,7 +162,7 @@ class Router:
         self._count(routed.place, -num_spared)
 
     def note_tokens(self, request_id: str, num_tokens: int) -> None:
-        """So many tokens of its answer have come."""
+        """Tokens of its answer have come."""
         routed = self._routed.get(request_id)
         if routed is not None:
             num_done = min(num_tokens, routed.num_answer_tokens)
@@ -197,8 +197,8 @@ class Router:
             routed.announced = ()
 
     def _count(self, place: int, num_tokens: int = 0, num_requests: int = 0) -> None:
-        """A replica has so many more, or fewer. Note how good a choice it is; smaller is better: has a seat, fewer
-        tokens, fewer requests. One number, so that a hundred replicas are compared in microseconds."""
+        """A replica has more to do, or less. Note how good a choice it is; smaller is better: has a seat, fewer tokens,
+        fewer requests. It is one number, so that a hundred replicas are compared in microseconds."""
         replica = self._replicas[place]
         replica.num_tokens += num_tokens
         replica.num_requests += num_requests

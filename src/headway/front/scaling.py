@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, EngineStartError
+
+logger = logging.getLogger(__name__)
 
 SPARE_PART = 0.6
+TICK_S = 1.0
+DRAIN_S = 30.0
+"""What a replica gets for its requests when it is stopped. Those that take longer go on in another one."""
+FAILED_START_S = 30.0
+"""After a replica could not be started, this passes until one is tried again."""
 
 
 @dataclass
@@ -31,7 +42,7 @@ class ScalingRule:
     def wanted(
         self, *, num_replicas: int, num_running: int, num_waiting: int, max_num_seqs: int, seconds: float
     ) -> int:
-        """After `seconds` more, with so many requests and replicas of so many seats each."""
+        """After `seconds` more with this load, and replicas of `max_num_seqs` seats each."""
         seats_of_fewer = max_num_seqs * (num_replicas - 1)
         has_spare = num_running + num_waiting <= SPARE_PART * seats_of_fewer
         self._waiting_s = self._waiting_s + seconds if num_waiting else 0.0
@@ -43,3 +54,64 @@ class ScalingRule:
             self._spare_s = 0.0
             return num_replicas - 1
         return num_replicas
+
+
+class Load(NamedTuple):
+    """What all replicas together have to do."""
+
+    num_running: int
+    num_waiting: int
+    max_num_seqs: int
+    """Seats of a replica."""
+
+
+class StoppableReplica(Protocol):
+    """What is asked of a replica here."""
+
+    place: int
+    is_idle: bool
+    """Whether it has no process because none is wanted."""
+
+    async def start(self) -> None:
+        """Returns when it takes requests; `EngineStartError` or `OSError` if it cannot be started."""
+
+    async def stop(self, drain_s: float) -> None:
+        """Let its requests go on for at most `drain_s` seconds, and end it."""
+
+
+class Autoscaler:
+    """Starts and stops replicas, one at a time."""
+
+    def __init__(
+        self, rule: ScalingRule, replicas: Sequence[StoppableReplica], load: Callable[[], Load | None]
+    ) -> None:
+        """`load` is as of now; None: not known yet."""
+        self._rule = rule
+        self._replicas = replicas
+        self._load = load
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            load = self._load()
+            if load is not None:
+                await self._follow(load)
+
+    async def _follow(self, load: Load) -> None:
+        running = [replica for replica in self._replicas if not replica.is_idle]
+        wanted = self._rule.wanted(num_replicas=len(running), seconds=TICK_S, **load._asdict())
+        if wanted > len(running):
+            await self._start(next(replica for replica in self._replicas if replica.is_idle))
+        elif wanted < len(running):
+            logger.info("replica %d is not needed any more", running[-1].place)
+            await running[-1].stop(DRAIN_S)
+
+    async def _start(self, replica: StoppableReplica) -> None:
+        logger.info("requests wait: replica %d is started", replica.place)
+        try:
+            await replica.start()
+        except (EngineStartError, OSError) as error:
+            logger.error("replica %d could not be started: %s", replica.place, error)
+            await replica.stop(0.0)
+            await asyncio.sleep(FAILED_START_S)

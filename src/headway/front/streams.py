@@ -1,43 +1,20 @@
-"""Streams of what comes from the engine, and the outputs that they add up to.
+"""Streams of what comes from the engine for a request.
 
 Each read of a stream gives everything that has arrived since the last one. A slow reader therefore gets fewer, longer
-lists; nothing is lost, and the engine never waits for it. Streams of the engine's state hold a limited amount: one that
-is full goes on from the present.
+lists; nothing is lost, and the engine never waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from array import array
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self, cast
+from typing import Self
 
-from headway.core.kv.cache_report import MAX_REPORTED
-from headway.errors import InvalidRequestError, RequestFailedError
-from headway.outputs import (
-    CompletionOutput,
-    FinishReason,
-    GrowingOutput,
-    Logprob,
-    LogprobsOfOnePosition,
-    RequestMetrics,
-    RequestOutput,
-)
-from headway.wire.messages import Delta, PositionLogprobs, RequestTimings, Snapshot
-
-if TYPE_CHECKING:
-    from headway.engine.input_processor import PreparedRequest
-
-MAX_SNAPSHOTS = 512
-"""Steps that a viewer may lag behind before it misses some."""
-MAX_UNREAD_BLOCKS = 32_768
-"""Blocks that came or went and that a follower of caches has not read. One with more is told all that is there anew."""
+from headway.wire.messages import Delta
 
 
-class _Waiter:
+class Waiter:
     """Lets one task sleep until there is news."""
 
     __slots__ = ("_future",)
@@ -74,7 +51,7 @@ class RequestStream:
         self._ended = False
         self._has_begun = False
         self._on_end: Callable[[], None] | None = None
-        self._waiter = _Waiter()
+        self._waiter = Waiter()
 
     def abort_by(self, abort: Callable[[str], None]) -> None:
         """The request is in other hands now."""
@@ -150,7 +127,7 @@ class RequestStream:
 async def merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, list[Delta]]]:
     """The deltas of several streams as they come, each with the number of its stream. These streams must not be read
     otherwise any more."""
-    waiter = _Waiter()
+    waiter = Waiter()
     for stream in streams:
         stream._waiter = waiter
     unread = dict(enumerate(streams))
@@ -162,257 +139,3 @@ async def merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, l
                 del unread[number]
         if unread and not any(stream._deltas or stream._ended for stream in unread.values()):
             await waiter.wait()
-
-
-class AnswerBuilder:
-    """One request's deltas, put together to the outputs that `LLM` gives."""
-
-    def __init__(self, request: PreparedRequest) -> None:
-        self._request = request
-        self._prompt_token_ids = list(request.prompt_token_ids)
-        self._arrival_s = time.monotonic()
-        self._grown = GrowingOutput(request.params.n)
-        self._unfinished = set(range(request.params.n))
-        self._logprob_sums = [0.0] * request.params.n
-        self.completions: list[CompletionOutput] = []
-        """As of the last output."""
-
-    def take(self, deltas: Sequence[Delta]) -> RequestOutput:
-        """The output after these deltas. Raises what they say if the request was refused or has failed."""
-        new: list[CompletionOutput] = []
-        for delta in deltas:
-            new += self._completions(delta)
-        last = deltas[-1]
-        timings = last.timings
-        delta_output = RequestOutput(
-            self._request.request_id,
-            self._request.prompt,
-            self._prompt_token_ids,
-            next((_prompt_logprobs(delta) for delta in deltas if delta.prompt_logprobs is not None), None),
-            new,
-            last.is_last,
-            0 if timings is None else timings.num_cached_tokens,
-            self._metrics(timings),
-            None if last.embedding is None else array("f", last.embedding),
-        )
-        self._grown.add(delta_output)
-        output = self._grown.output()
-        if output.finished:  # a search may have found fewer than were asked for
-            output.outputs = [each for each in output.outputs if each.finish_reason is not None]
-        self.completions = output.outputs
-        for delta in deltas:
-            if delta.error is not None:
-                raise self._error(delta, output)
-        return output
-
-    def _completions(self, delta: Delta) -> list[CompletionOutput]:
-        """What is new. An end of the whole request, which no single completion has reached, ends all that go on."""
-        reason = cast("FinishReason | None", delta.finish_reason)
-        if reason in ("abort", "error"):
-            ended, self._unfinished = sorted(self._unfinished), set()
-            return [self._completion(delta, index, reason) for index in ended]
-        if reason is not None:
-            self._unfinished.discard(delta.index)
-        return [self._completion(delta, delta.index, reason)]
-
-    def _completion(self, delta: Delta, index: int, reason: FinishReason | None) -> CompletionOutput:
-        is_own = index == delta.index
-        logprobs = [_as_dict(position) for position in delta.logprobs] if delta.logprobs and is_own else None
-        if delta.logprobs and is_own:
-            self._logprob_sums[index] += sum(position[0].logprob for position in delta.logprobs)
-        has_sum = self._request.params.logprobs is not None
-        return CompletionOutput(
-            index,
-            delta.text if is_own else "",
-            delta.token_ids if is_own else [],
-            self._logprob_sums[index] if has_sum else delta.cumulative_logprob,
-            logprobs,
-            reason,
-            delta.stop_reason if is_own else None,
-        )
-
-    def _metrics(self, timings: RequestTimings | None) -> RequestMetrics:
-        """The engine says at the end how long each part took."""
-        if timings is None:
-            return RequestMetrics(self._arrival_s)
-        scheduled_s = self._arrival_s + timings.queue_s
-        first_token_s = scheduled_s + timings.prefill_s
-        return RequestMetrics(
-            self._arrival_s,
-            first_scheduled_s=scheduled_s,
-            first_token_s=first_token_s,
-            finished_s=first_token_s + timings.decode_s,
-            num_preemptions=timings.num_preemptions,
-        )
-
-    def _error(self, delta: Delta, output: RequestOutput) -> Exception:
-        assert delta.error is not None
-        request_id = self._request.request_id
-        why = delta.error.replace(f"'{delta.request_id}'", f"'{request_id}'")
-        if delta.error_status == InvalidRequestError.http_status:
-            return InvalidRequestError(why, param=delta.error_param)
-        return RequestFailedError({request_id: why}, [output])
-
-
-def _prompt_logprobs(delta: Delta) -> list[LogprobsOfOnePosition | None]:
-    return [None if position is None else _as_dict(position) for position in delta.prompt_logprobs or ()]
-
-
-def _as_dict(position: PositionLogprobs) -> LogprobsOfOnePosition:
-    return {each.token_id: Logprob(each.logprob, each.rank, each.text) for each in position}
-
-
-class SnapshotStream:
-    """Snapshots for one viewer, one by one. It never ends by itself, not even when the engine is restarted."""
-
-    def __init__(self, on_close: Callable[[SnapshotStream], None]) -> None:
-        self._on_close = on_close
-        self._snapshots: deque[Snapshot] = deque(maxlen=MAX_SNAPSHOTS)
-        self._closed = False
-        self._waiter = _Waiter()
-
-    def push(self, snapshot: Snapshot) -> None:
-        """Called by the client for each snapshot."""
-        self._snapshots.append(snapshot)
-        self._waiter.wake()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Snapshot:
-        while not self._snapshots:
-            if self._closed:
-                raise StopAsyncIteration
-            await self._waiter.wait()
-        return self._snapshots.popleft()
-
-    def close(self) -> None:
-        """Stop watching. Does nothing the second time."""
-        if not self._closed:
-            self._closed = True
-            self._snapshots.clear()
-            self._on_close(self)
-            self._waiter.wake()
-
-    async def aclose(self) -> None:
-        """`close`, as async iterators call it."""
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class CacheEvent(NamedTuple):
-    """What a replica's prefix cache holds, or how that has changed."""
-
-    place: int
-    epoch: int
-    """Another one than before: the replica has a new process, and a new cache."""
-    number: int
-    """Of the last report that is in it: each has the number of the one before and 1. -1: nothing was reported."""
-    block_size: int
-    is_whole: bool
-    """What was known of the replica before does not hold any more. What follows with the same number belongs to it."""
-    stored: Sequence[bytes]
-    evicted: Sequence[bytes] = ()
-
-
-def present_state(
-    digests: Iterable[bytes], *, place: int, epoch: int, number: int, block_size: int
-) -> list[CacheEvent]:
-    """All that a replica's prefix cache holds, in events that are not too large."""
-    held = list(digests)
-    starts = range(0, len(held), MAX_REPORTED) or (0,)
-    return [
-        CacheEvent(place, epoch, number, block_size, start == 0, held[start : start + MAX_REPORTED]) for start in starts
-    ]
-
-
-class CacheStream:
-    """The prefix caches of all replicas, for one follower: what is there, then what changes.
-
-    Of a replica whose state has to be told, at the beginning or after a change was lost, nothing is kept until the
-    follower reads; it gets the state of that moment. So there is neither a gap before the changes that follow nor any
-    of them twice, and one that has read too little is brought up to date in the same way.
-    """
-
-    def __init__(
-        self,
-        num_replicas: int,
-        present: Callable[[int], list[CacheEvent]],
-        on_close: Callable[[CacheStream], None],
-    ) -> None:
-        """`present` gives the state of a replica as it is now."""
-        self._present = present
-        self._on_close = on_close
-        self._num_replicas = num_replicas
-        self._untold: set[int] = set(range(num_replicas))  # replicas whose state comes next
-        self._states: deque[CacheEvent] = deque()  # older than all changes
-        self._changes: deque[CacheEvent] = deque()
-        self._num_unread = 0  # blocks in changes
-        self._closed = False
-        self._waiter = _Waiter()
-
-    def push(self, change: CacheEvent) -> None:
-        """Called by the client for each change."""
-        if change.place in self._untold:
-            return
-        self._changes.append(change)
-        self._num_unread += _num_blocks(change)
-        if self._num_unread > MAX_UNREAD_BLOCKS:
-            self._untold = set(range(self._num_replicas))
-            self._states.clear()
-            self._changes.clear()
-            self._num_unread = 0
-        self._waiter.wake()
-
-    def start_anew(self, place: int) -> None:
-        """Called by the client when changes do not tell what became of a replica's state."""
-        self._untold.add(place)
-        self._states = deque(event for event in self._states if event.place != place)
-        self._changes = deque(event for event in self._changes if event.place != place)
-        self._num_unread = sum(map(_num_blocks, self._changes))
-        self._waiter.wake()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> CacheEvent:
-        while True:
-            if self._closed:
-                raise StopAsyncIteration
-            while self._untold:
-                self._states.extend(self._present(self._untold.pop()))
-            if self._states:
-                return self._states.popleft()
-            if self._changes:
-                change = self._changes.popleft()
-                self._num_unread -= _num_blocks(change)
-                return change
-            await self._waiter.wait()
-
-    def close(self) -> None:
-        """Follow no more. Does nothing the second time."""
-        if not self._closed:
-            self._closed = True
-            self._states.clear()
-            self._changes.clear()
-            self._on_close(self)
-            self._waiter.wake()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _num_blocks(event: CacheEvent) -> int:
-    return len(event.stored) + len(event.evicted)

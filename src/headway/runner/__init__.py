@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headway.runner.base import PagedModel, PendingStep, Runner, RunnerSettings, UnsampledStep
+from headway.core.scheduler_output import PendingStep
+from headway.runner.base import PagedModel, Runner, RunnerSettings, UnsampledStep
 
 if TYPE_CHECKING:
     from headway.transfer.host_blocks import HostBlocks

@@ -1,4 +1,4 @@
-"""Sampling in Triton: from a step's logits to tokens that never leave the device, by the definition of `sampler.py`.
+"""Sampling in Triton: from logits to tokens that never leave the device, by the definition in `headway.runner.sampler`.
 
 The next step is launched before this one's tokens are known, so nothing here may depend on a token's value on the host.
 What a row asks for lies in one record of a permanent table, which programs find by row id, and so do the tokens it has

@@ -10,7 +10,6 @@ A front end that was started by other means, as in tests, has a link without a p
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
 import signal
 import socket
@@ -18,7 +17,7 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headway.child_process import end_with_parent
+from headway.child_process import end_with_parent, show_stacks_on_signal
 
 if TYPE_CHECKING:
     import asyncio
@@ -27,8 +26,6 @@ FRONT_END_VARIABLE = "HEADWAY_FRONT_END"
 """Set by the parent for its front end: its process id, the descriptor of the link, that of the listening socket (-1 in
 the first life) and how many front ends there were before."""
 TICK_S = 1.0
-DUMP_SIGNAL = signal.SIGUSR2
-"""A front end that gets it writes the stacks of all its threads to stderr, also while it holds the interpreter lock."""
 BOUND, READY, TICK, STOPPING, OVER = b"B", b"R", b"T", b"S", b"O"
 _MESSAGE = struct.Struct("<cdd")
 
@@ -74,7 +71,7 @@ class ParentLink:
         if inherited is None:
             return cls()
         parent_pid, link_fd, listener_fd, num_restarts = map(int, inherited.split(","))
-        faulthandler.register(DUMP_SIGNAL, all_threads=True)
+        show_stacks_on_signal()
         end_with_parent(parent_pid)
         link = cls(
             socket.socket(fileno=link_fd), socket.socket(fileno=listener_fd) if listener_fd >= 0 else None, num_restarts

@@ -14,7 +14,8 @@ from headway.errors import ConfigError
 from headway.front.roles import Roles
 from headway.front.router import ROUTERS
 from headway.server.admission.queue_shares import TenantLimits
-from headway.structured.answer_formats import REASONING_FORMATS, TOOL_FORMATS
+from headway.structured.reasoning_formats import REASONING_FORMATS
+from headway.structured.tool_call_formats import TOOL_FORMATS
 
 API_KEY_VARIABLE = "HEADWAY_API_KEY"
 """Environment variable with one more API key, for those who do not want it in a process list."""

@@ -9,14 +9,15 @@ from functools import partial
 from typing import Protocol
 
 from headway.front.engine_client import Health
-from headway.front.streams import CacheStream, RequestStream, SnapshotStream
+from headway.front.streams import RequestStream
+from headway.front.watch_streams import CacheStream, SnapshotStream
 from headway.predict.prediction_thread import PredictionThread
 from headway.server.admission.queue_limits import BYTES_PER_TOKEN, QueueLimits, Reservation
 from headway.server.admission.service_classes import ONE_CLASS, Scheduling, ServiceClass, ServiceClasses
 from headway.server.admission.tenant_gate import TenantGate, default_most
-from headway.server.api.answer_specs import AnswerFormats
 from headway.server.api.api_errors import ApiError, unavailable
 from headway.server.api.prompts import PromptMaker
+from headway.server.api.requested_output import ModelFormats
 from headway.server.api.shaper import Helpers, Shaper
 from headway.server.http.access_control import ApiKeys
 from headway.server.http.asgi_io import BodyReader
@@ -51,7 +52,7 @@ class Services:
     engine: Engine
     bodies: BodyReader
     prompts: PromptMaker
-    formats: AnswerFormats
+    formats: ModelFormats
     shaper: Shaper
     limits: QueueLimits
     gate: TenantGate
@@ -83,7 +84,7 @@ class Services:
         names = config.served_model_name or (model_name,)
         metrics = ServerMetrics(names[0])
         engine.add_step_listener(metrics.observe_step)
-        formats = AnswerFormats.of_model(
+        formats = ModelFormats.of_model(
             tokenizer, tool_format=config.tool_format, reasoning_format=config.reasoning_format
         )
         return cls(

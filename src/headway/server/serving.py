@@ -15,6 +15,7 @@ from typing import Any
 
 from headway.config import EngineConfig, PredictionConfig
 from headway.errors import ConfigError
+from headway.front.deployment import Deployment
 from headway.front.engine_client import EngineClient
 from headway.front.ray_cluster import RayCluster
 from headway.front.roles import Roles
@@ -132,18 +133,17 @@ async def _serve(
         step_timeout_s=config.step_timeout_s,
         hang_timeout_s=config.engine_hang_timeout_s,
     )
-    engine = EngineClient(
+    deployment = Deployment(
         options,
         factory=config.engine_factory,
-        patience=patience,
-        resumes=config.resume,
         num_replicas=config.replicas,
-        router=config.router,
         scaling=None if config.scaling is None else ScalingRule(*config.scaling),
-        cluster=None if not config.ray else await asyncio.to_thread(RayCluster, config.address),
+        router=config.router,
         reports_caches=config.kv_events,
         roles=None if config.roles is None else Roles.parse(config.roles),
+        cluster=None if not config.ray else await asyncio.to_thread(RayCluster, config.address),
     )
+    engine = EngineClient(deployment, patience=patience, resumes=config.resume)
     tokenizer = await asyncio.to_thread(load_model_tokenizer, engine_config.model)
     parts.end("tokenizer")
     services = Services.create(

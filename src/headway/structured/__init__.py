@@ -1,1 +1,1 @@
-"""Answers with a form: grammars that constrain the model, and parsers that read what it wrote."""
+"""Outputs with a form: grammars that constrain the model, and parsers that read what it wrote."""

@@ -26,7 +26,7 @@ from headway.structured.helper_jobs import (
     Compiles,
     GrammarJob,
     Refusal,
-    decode_answer,
+    decode_result,
     encode_job,
     make_trie,
 )
@@ -158,7 +158,7 @@ class GrammarCompiler:
     def _try(self, grammar: str) -> int:
         """Compile it in a helper process. Returns how much memory that took."""
         found = self.helpers.run(encode_job(GrammarJob(grammar)), TRIAL_LIMITS)
-        answer = Refusal(str(refused(TOO_COMPLEX)), "structured_outputs") if found is None else decode_answer(found)
+        answer = Refusal(str(refused(TOO_COMPLEX)), "structured_outputs") if found is None else decode_result(found)
         if isinstance(answer, Refusal):
             raise answer.error()
         assert isinstance(answer, Compiles)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headway.errors import InvalidRequestError
-from headway.structured.answer_formats import ToolFormat, tool_format_for
+from headway.structured.tool_call_formats import ToolFormat, tool_format_for
 from headway.structured.tool_schemas import MAX_NESTING, Tool, ToolCall, is_too_deep
 from headway.tokenizer import Tokenizer
 from headway.tokenizer.chat_template import check_messages

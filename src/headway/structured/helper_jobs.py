@@ -1,9 +1,9 @@
-"""The jobs of helper processes, and their answers.
+"""The jobs of helper processes, and their results.
 
     GrammarJob   compile a grammar for nothing, to see whether that ends and what it takes
     ShapeJob     from the tools and the constraint of a request to a grammar; then the same with it
 
-Jobs and answers are JSON: numbers in schemas may have any number of digits.
+Jobs and results are JSON: numbers in schemas may have any number of digits.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import msgspec
 from llguidance import LLTokenizer
 
 from headway.errors import InvalidRequestError
-from headway.structured.answer_shape import Shape, ShapeJob, shape_answer
 from headway.structured.compile_grammar import TRIAL_S, compile_grammar
+from headway.structured.output_shape import Shape, ShapeJob, shape_output
 
 LEAST_BYTES = 1024 * 1024
 """What a compiled grammar counts for at least."""
@@ -47,17 +47,17 @@ class Refusal(msgspec.Struct, tag="refusal", frozen=True):
 
 
 Job = GrammarJob | ShapeJob
-Answer = Compiles | Shape | Refusal
+JobResult = Compiles | Shape | Refusal
 _jobs = msgspec.json.Decoder(Job)
-_answers = msgspec.json.Decoder(Answer)
+_results = msgspec.json.Decoder(JobResult)
 
 
 def encode_job(job: Job) -> bytes:
     return msgspec.json.encode(job)
 
 
-def decode_answer(answer: bytes) -> Answer:
-    return _answers.decode(answer)
+def decode_result(result: bytes) -> JobResult:
+    return _results.decode(result)
 
 
 def make_trie(tokenizer: str, n_vocab: int, eos_token: list[int]) -> LLTokenizer:
@@ -67,14 +67,14 @@ def make_trie(tokenizer: str, n_vocab: int, eos_token: list[int]) -> LLTokenizer
 
 def do_job(trie: LLTokenizer | None, job: bytes) -> bytes:
     """In a helper process. Without a trie nothing is compiled."""
-    return msgspec.json.encode(_answer(trie, _jobs.decode(job)))
+    return msgspec.json.encode(_result(trie, _jobs.decode(job)))
 
 
-def _answer(trie: LLTokenizer | None, job: Job) -> Answer:
+def _result(trie: LLTokenizer | None, job: Job) -> JobResult:
     try:
         if isinstance(job, GrammarJob):
             return Compiles(_try(trie, job.grammar))
-        shape = shape_answer(job)
+        shape = shape_output(job)
         if shape.grammar is None:
             return shape
         return msgspec.structs.replace(shape, num_bytes=_try(trie, shape.grammar))

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headway.structured.answer_pieces import AnswerStream, CallArguments, Reading
 from headway.structured.grammars import LarkRules, inline_schema, one_of, regex_quote, spaces, terminal
+from headway.structured.output_pieces import CallArguments, Reading, TextStream
 from headway.structured.tool_schemas import without_references
 
 _ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "$defs", "definitions"})
@@ -157,7 +157,7 @@ class PythonReader:
     _WORD = re.compile(r"[^\s,=:()\[\]{}'\"]+")
     _CLOSINGS = {"[": "]", "(": ")", "{": "}"}  # noqa: RUF012
 
-    def __init__(self, stream: AnswerStream, index: int) -> None:
+    def __init__(self, stream: TextStream, index: int) -> None:
         self._stream = stream
         self._index = index
 

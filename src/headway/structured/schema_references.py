@@ -1,24 +1,13 @@
-"""References inside one document: JSON pointers, anchors, and schemas with an identifier of their own.
-
-Nothing is fetched. A reference is followed if its target stands in the document, whatever its identifiers look like:
-`#/$defs/a`, `#anchor`, `item.json` where a schema has that `$id`, `urn:uuid:…`.
-"""
+"""References inside one document, by JSON pointer. Nothing is fetched, and anchors and identifiers are not followed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NoReturn
-from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+from urllib.parse import unquote
 
 from headway.errors import InvalidRequestError
-from headway.structured.schema_sets import Node, Resource
-
-_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
-_SCHEMAS = (
-    *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains", "additionalProperties"),
-    *("unevaluatedProperties", "propertyNames", "allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
-)
-_AMBIGUOUS = Resource(False, "")
+from headway.structured.schema_nodes import Node
 
 
 def refuse(message: str, path: str) -> NoReturn:
@@ -27,23 +16,21 @@ def refuse(message: str, path: str) -> NoReturn:
 
 
 class References:
-    """The identifiers of one document, which is a tree: each schema stands at one place only."""
+    """The references of one document, which is a tree: each schema stands at one place only."""
 
     def __init__(self, document: dict[str, Any], path: str, draft: int) -> None:
-        self._id_key = "id" if draft == 4 else "$id"
+        self.root = Node(document, path)
         self.ref_overrides = draft <= 7  # there, the siblings of $ref do not count
-        self._resources: dict[int, Resource] = {}  # by the schema that has an identifier
-        self._by_uri: dict[str, Resource] = {}
-        self._anchors: dict[tuple[int, str], Node | None] = {}  # by the resource's schema; None: there are several
-        self.root = Node(document, Resource(document, path), path)
-        self._by_uri[""] = self.root.resource
-        self._collect(self.root)
-        self.root = self.enter(self.root)
+        self._id_key = "id" if draft == 4 else "$id"
 
     def enter(self, node: Node) -> Node:
-        """Return a schema with the resource that it begins, if it has an identifier: `#/…` inside it starts there."""
-        resource = self._resources.get(id(node.schema))
-        return node if resource is None else Node(node.schema, resource, node.path)
+        """Mark a schema that has an identifier, besides the document's own."""
+        schema = node.schema
+        if not isinstance(schema, dict) or schema is self.root.schema or (self.ref_overrides and "$ref" in schema):
+            return node
+        name = schema.get(self._id_key)
+        is_identified = isinstance(name, str) and bool(name.partition("#")[0])
+        return replace(node, is_identified=True) if is_identified else node
 
     def target(self, node: Node) -> Node:
         """Return the schema that the `$ref` of this one names."""
@@ -51,28 +38,16 @@ class References:
         reference, place = node.schema["$ref"], f"{node.path}.$ref"
         if not isinstance(reference, str):
             refuse("'$ref' is a string", place)
-        resource = self.enter(node).resource
-        uri, fragment = _parts(reference)
-        if uri:
-            found = self._by_uri.get(_join(resource.base, uri))
-            if found is None:
-                refuse(f"the reference '{reference:.100}' leaves the schema, and is not followed", place)
-            if found is _AMBIGUOUS:
-                refuse(f"the reference '{reference:.100}' names several schemas", place)
-            resource = found
-        fragment = unquote(fragment)
-        if not fragment or fragment.startswith("/"):
-            return self._pointed(resource, fragment, f"the reference '{reference:.100}' leads nowhere", place)
-        try:
-            anchored = self._anchors[id(resource.root), fragment]
-        except KeyError:
-            refuse(f"the reference '{reference:.100}' leads nowhere", place)
-        if anchored is None:
-            refuse(f"the reference '{reference:.100}' names several schemas", place)
-        return anchored
+        if not reference.startswith("#"):
+            refuse(f"the reference '{reference:.100}' leaves the schema, and is not followed", place)
+        if reference != "#" and not reference.startswith("#/"):
+            refuse(f"the reference '{reference:.100}' names an anchor; only JSON pointers are followed", place)
+        if self.enter(node).is_identified:
+            refuse("a reference in a schema with an identifier of its own is not followed", place)
+        return self._pointed(unquote(reference[1:]), f"the reference '{reference:.100}' leads nowhere", place)
 
-    def _pointed(self, resource: Resource, pointer: str, message: str, place: str) -> Node:
-        found = Node(resource.root, resource, resource.path)
+    def _pointed(self, pointer: str, message: str, place: str) -> Node:
+        found = self.root
         for part in pointer.split("/")[1:]:
             key: Any = part.replace("~1", "/").replace("~0", "~")
             inside: Any = found.schema
@@ -86,52 +61,3 @@ class References:
                 refuse(message, place)
             found = self.enter(found.child(inner, key))
         return found
-
-    def _collect(self, node: Node) -> None:
-        schema = node.schema
-        if not isinstance(schema, dict):
-            return
-        if not (self.ref_overrides and "$ref" in schema):
-            node = self._identified(node, schema)
-        for child in _children(node, schema):
-            self._collect(child)
-
-    def _identified(self, node: Node, schema: dict[str, Any]) -> Node:
-        """Take in a schema's identifier and anchors."""
-        name = schema.get(self._id_key)
-        uri, fragment = _parts(name) if isinstance(name, str) else ("", "")
-        if uri:
-            resource = Resource(schema, node.path, _join(node.resource.base, uri))
-            self._resources[id(schema)] = resource
-            self._by_uri[resource.base] = _AMBIGUOUS if resource.base in self._by_uri else resource
-            node = Node(schema, resource, node.path)
-        anchors = [fragment] if self.ref_overrides else [schema.get("$anchor"), schema.get("$dynamicAnchor")]
-        for anchor in dict.fromkeys(one for one in anchors if isinstance(one, str) and one):
-            key = (id(node.resource.root), anchor)
-            self._anchors[key] = None if key in self._anchors else node
-        return node
-
-
-def _children(node: Node, schema: dict[str, Any]) -> Iterator[Node]:
-    for key in _SCHEMAS:
-        value = schema.get(key)
-        if isinstance(value, list):
-            yield from (node.child(one, key, at) for at, one in enumerate(value))
-        elif value is not None:
-            yield node.child(value, key)
-    for key in _NAMED_SCHEMAS:
-        value = schema.get(key)
-        if isinstance(value, dict):
-            yield from (node.child(one, key, name) for name, one in value.items())
-
-
-def _parts(reference: str) -> tuple[str, str]:
-    uri, _, fragment = reference.partition("#")
-    return uri, fragment
-
-
-def _join(base: str, uri: str) -> str:
-    try:
-        return uri if urlsplit(uri).scheme else urldefrag(urljoin(base, uri)).url
-    except ValueError:  # such as 'http://['
-        return uri

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, Protocol
 
 from headway.errors import InvalidRequestError
-from headway.structured.answer_pieces import AnswerStream, CallArguments, Reading
 from headway.structured.grammars import ANY_TEXT, LarkRules, inline_schema, regex_quote, spaces, terminal
 from headway.structured.notations import regex_in_lark
+from headway.structured.output_pieces import CallArguments, Reading, TextStream
 from headway.structured.python_literals import PythonLiterals, PythonReader, repeated
 from headway.structured.tool_schemas import (
     Parameter,
@@ -31,7 +31,7 @@ class ArgumentsFormat(Protocol):
     def grammar(self, rules: LarkRules, prefix: str, tool: Tool) -> str:
         """What matches the arguments of `tool`; rules it needs are added, named from `prefix`."""
 
-    def read(self, stream: AnswerStream, index: int, tool: Tool) -> Reading[None]:
+    def read(self, stream: TextStream, index: int, tool: Tool) -> Reading[None]:
         """Emit the arguments of call `index` as JSON text. Text that is no such arguments is left unread."""
 
     def write(self, arguments: str) -> str:
@@ -47,7 +47,7 @@ class JsonArguments:
     def grammar(self, rules: LarkRules, prefix: str, tool: Tool) -> str:
         return rules.add(f"{prefix}_json", inline_schema(closed_schema(tool)))
 
-    def read(self, stream: AnswerStream, index: int, tool: Tool) -> Reading[None]:
+    def read(self, stream: TextStream, index: int, tool: Tool) -> Reading[None]:
         yield from stream.skip_space()
         if (yield from stream.peek()) != "{":
             return
@@ -132,7 +132,7 @@ class XmlParameters:
         closed_before = terminal(rf"{ANY_TEXT}\n{closing}(?s:.+)")
         return " & ".join([*bounds, f"~{closed_before}"])
 
-    def read(self, stream: AnswerStream, index: int, tool: Tool) -> Reading[None]:
+    def read(self, stream: TextStream, index: int, tool: Tool) -> Reading[None]:
         listed = parameter_list(Tool(tool.name, parameters=tool.parameters))
         stream.emit(CallArguments(index, "{"))
         separator = ""
@@ -153,7 +153,7 @@ class XmlParameters:
         if stream.rest:
             stream.emit(CallArguments(index, "}"))
 
-    def _read_value(self, stream: AnswerStream, index: int, types: frozenset[str]) -> Reading[bool]:
+    def _read_value(self, stream: TextStream, index: int, types: frozenset[str]) -> Reading[bool]:
         """Emit a value; False if the answer ended within it."""
         streamed = types == {"string"}
         ending = f"\n{self._CLOSING}"
@@ -207,7 +207,7 @@ class PythonArguments:
         body = literals.comma_list(keywords, required=[one.required for one in listed.parameters])
         return rules.add(f"{prefix}_arguments", body or '""')
 
-    def read(self, stream: AnswerStream, index: int, tool: Tool) -> Reading[None]:
+    def read(self, stream: TextStream, index: int, tool: Tool) -> Reading[None]:
         yield from PythonReader(stream, index).keywords()
 
     def write(self, arguments: str) -> str:

@@ -308,6 +308,8 @@ SHORT_CHARS = 256
 """Up to this size, text is tokenised on the spot. That takes 0.2 ms, and 0.6 ms where every character is a token."""
 LONG_CHARS = 16_384
 """Beyond this size, text is tokenised by a thread that does nothing else."""
+IDS_PER_CHAR = 16
+"""Token ids that are checked in the time it takes to tokenise a character."""
 
 _T = TypeVar("_T")
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
 import os
 import select
 import socket
@@ -15,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -31,26 +30,21 @@ from headway.transfer.block_messages import (
     Alive,
     Missing,
     Offer,
-    Piece,
     Pieces,
     Taken,
     TransferError,
     Want,
-    bytes_of_numbers,
-    checksum,
     decode_to_client,
-    open_cuda,
     pack,
     receive,
     receive_into,
     receive_payload,
 )
 from headway.transfer.block_store import BlockStore, Done
+from headway.transfer.carriers import Source, source_of
 from headway.wire.greeting import dial
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from headway.transfer.block_store import Slot
 
 logger = logging.getLogger(__name__)
@@ -163,7 +157,7 @@ class _Peer(threading.Thread):
         for each in (self._woken, self._waker):
             each.setblocking(False)
         self._socket: socket.socket | None = None
-        self._source: _Source | None = None
+        self._source: Source | None = None
 
     # ---- others' threads ------------------------------------------------------------------------------------------
 
@@ -234,7 +228,7 @@ class _Peer(threading.Thread):
                 raise TransferError("it does not speak as Headway does")
             if offer.fingerprint != self._fingerprint:
                 raise TransferError("its blocks are of another model, or in another format")
-            self._source = _source(offer, descriptors, self._cuda_device)
+            self._source = source_of(offer, descriptors, self._cuda_device)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -312,143 +306,3 @@ class _Peer(threading.Thread):
 
 def _part(fetch: _Fetch, start: int, end: int) -> _Fetch:
     return _Fetch(fetch.digests[start:end], fetch.slots[start:end], fetch.request_id, fetch.done)
-
-
-class _Source(Protocol):
-    """How the bytes of pieces come."""
-
-    block_bytes: int
-    gives_back: bool
-
-    def copy_in(self, connection: socket.socket, pieces: Sequence[Piece], slots: Sequence[Slot]) -> Sequence[bool]:
-        """Fill the slots. Returns of which the bytes are right."""
-
-    def close(self) -> None:
-        """Let go of memory that belongs to the server."""
-
-
-def _source(offer: Offer, descriptors: Sequence[int], cuda_device: int | None) -> _Source:
-    if offer.block_bytes < 1 or offer.num_places < 1:
-        raise TransferError("it does not speak as Headway does")
-    if offer.carrier == "tcp":
-        return _FromNetwork(offer)
-    if len(descriptors) != 1:
-        raise TransferError("it has not sent its memory")
-    if offer.carrier == "shm":
-        return _FromMemory(offer, descriptors[0])
-    if cuda_device is None or offer.cuda is None:
-        raise TransferError("its blocks are on a GPU, and this process has none")
-    return _FromDevice(offer, descriptors[0], cuda_device)
-
-
-def _in_host_memory(slots: Sequence[Slot]) -> list[memoryview]:
-    found = [slot for slot in slots if isinstance(slot, memoryview)]
-    if len(found) < len(slots):
-        raise TransferError("blocks arrive on the device here, and only by CUDA IPC (arrival_memory)")
-    return found
-
-
-class _FromNetwork:
-    gives_back = False
-
-    def __init__(self, offer: Offer) -> None:
-        self.block_bytes = offer.block_bytes
-
-    def copy_in(self, connection: socket.socket, pieces: Sequence[Piece], slots: Sequence[Slot]) -> Sequence[bool]:
-        are_good = []
-        for piece, slot in zip(pieces, _in_host_memory(slots), strict=True):
-            receive_into(connection, slot)
-            are_good.append(checksum(slot) == piece.number)
-        return are_good
-
-    def close(self) -> None:
-        pass
-
-
-class _Numbered:
-    """The numbers of a server's places."""
-
-    gives_back = True
-
-    def __init__(self, offer: Offer, descriptor: int, num_bytes: int) -> None:
-        if os.fstat(descriptor).st_size < num_bytes:
-            raise TransferError("its memory is smaller than it says")
-        self.block_bytes = offer.block_bytes
-        self._num_places = offer.num_places
-        self._memory = np.frombuffer(mmap.mmap(descriptor, num_bytes, prot=mmap.PROT_READ), dtype=np.uint8)
-        self._numbers = self._memory[: 8 * offer.num_places].view(np.uint64)
-
-    def check(self, pieces: Sequence[Piece]) -> None:
-        """Before memory is touched."""
-        if not all(0 <= piece.place < self._num_places for piece in pieces):
-            raise TransferError("it names memory that it does not have")
-
-    def are_unchanged(self, pieces: Sequence[Piece]) -> list[bool]:
-        """Whether the places still hold what the message said."""
-        return [int(self._numbers[piece.place]) == piece.number for piece in pieces]
-
-    def close(self) -> None:
-        """The mapping goes with its last view."""
-        del self._memory, self._numbers
-
-
-class _FromMemory(_Numbered):
-    def __init__(self, offer: Offer, descriptor: int) -> None:
-        start = bytes_of_numbers(offer.num_places)
-        super().__init__(offer, descriptor, start + offer.num_places * offer.block_bytes)
-        self._rows: Bytes = self._memory[start:].reshape(offer.num_places, offer.block_bytes)
-
-    def copy_in(self, connection: socket.socket, pieces: Sequence[Piece], slots: Sequence[Slot]) -> Sequence[bool]:
-        self.check(pieces)
-        for piece, slot in zip(pieces, _in_host_memory(slots), strict=True):
-            np.copyto(np.frombuffer(slot, dtype=np.uint8), self._rows[piece.place])  # without Python's lock
-        return self.are_unchanged(pieces)
-
-    def close(self) -> None:
-        del self._rows
-        super().close()
-
-
-def copy_rows(slots: Sequence[Slot], rows: Sequence[Tensor]) -> None:
-    """Have the device copy its rows, uint8 [bytes of a block], to slots."""
-    import torch
-
-    targets = [torch.frombuffer(slot, dtype=torch.uint8) if isinstance(slot, memoryview) else slot for slot in slots]
-    places = [(target.data_ptr(), row.data_ptr()) for target, row in zip(targets, rows, strict=True)]
-    start = 0
-    while start < len(rows):  # one copy for all that lie one behind the other: each takes a while to begin
-        pair, (to, of), count = (targets[start], rows[start]), places[start], 1
-        size = len(pair[0])
-        most = min((first.untyped_storage().nbytes() - first.storage_offset()) // size for first in pair)
-        while count < most and places[start + count : start + count + 1] == [(to + count * size, of + count * size)]:
-            count += 1
-        target, source = (first.as_strided((count * size,), (1,)) for first in pair)
-        target.copy_(source, non_blocking=True)
-        start += count
-
-
-class _FromDevice(_Numbered):
-    """Slots are written by the device, beside what else it does: its own memory, or pinned."""
-
-    def __init__(self, offer: Offer, descriptor: int, device: int) -> None:
-        import torch
-
-        super().__init__(offer, descriptor, bytes_of_numbers(offer.num_places))
-        assert offer.cuda is not None
-        torch.cuda.set_device(device)  # of this thread
-        self._stream = torch.cuda.Stream(device)
-        self._rows = open_cuda(offer.cuda, offer.num_places, offer.block_bytes, device=device).unbind(0)
-
-    def copy_in(self, connection: socket.socket, pieces: Sequence[Piece], slots: Sequence[Slot]) -> Sequence[bool]:
-        import torch
-
-        self.check(pieces)
-        with torch.cuda.stream(self._stream):
-            copy_rows(slots, [self._rows[piece.place] for piece in pieces])
-        self._stream.synchronize()
-        return self.are_unchanged(pieces)
-
-    def close(self) -> None:
-        self._stream.synchronize()
-        del self._rows
-        super().close()

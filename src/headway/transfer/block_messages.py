@@ -16,7 +16,7 @@ from headway.errors import HeadwayError
 from headway.transfer.checked_read import fastest_reader
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 Carrier = Literal["shm", "cuda", "tcp"]
 
@@ -142,32 +142,3 @@ def receive(connection: socket.socket) -> bytearray:
 def checksum(block: memoryview) -> int:
     """The CRC-32 of the CRC-32s of its parts: those are what compiled code is quick at."""
     return zlib.crc32(fastest_reader().crcs(block))
-
-
-def bytes_of_numbers(num_places: int) -> int:
-    """Room for a number of each place, in whole pages."""
-    return -(-8 * num_places // PAGE_BYTES) * PAGE_BYTES
-
-
-def share_cuda(memory: Tensor) -> CudaHandle:
-    """A handle with which one other process can open this memory, as long as it lives here."""
-    return CudaHandle(*memory.untyped_storage()._share_cuda_()[:6])
-
-
-def open_cuda(handle: CudaHandle, num_rows: int, row_bytes: int, *, device: int) -> Tensor:
-    """uint8 [num_rows, row_bytes]: the memory behind a handle, for copies on this process's `device`. The GPU that has
-    it need not be visible here. What is written there is not waited for."""
-    import torch
-
-    storage = torch.UntypedStorage._new_shared_cuda(
-        device,
-        handle.handle,
-        handle.num_bytes,
-        handle.offset_bytes,
-        handle.counter_handle,
-        handle.counter_offset,
-        b"",
-        False,
-    )
-    opened = torch.empty(0, dtype=torch.uint8, device=storage.device)
-    return opened.set_(storage, 0, (num_rows, row_bytes), (row_bytes, 1))

@@ -4,7 +4,7 @@ In a slot a block is one piece of bytes: what each tensor of each layer has of i
 that copies by itself the slots are pinned in place: torch's own pinned memory comes in powers of two, up to twice what
 was asked for. Where blocks only arrive, from engines on other GPUs, the slots are on the device.
 
-Ranks have parts of a block. Where blocks go further than host memory, their slots are one memory: a slot has the parts
+Ranks have parts of a block. Where blocks go to disk, their slots are one memory: a slot has the parts
 of all ranks, one behind the other, so that what is outside this engine is whole blocks, and only rank 0 deals with it.
 """
 

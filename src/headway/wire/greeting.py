@@ -19,7 +19,7 @@ import msgspec
 
 from headway.core.request_options import RequestOptions
 from headway.errors import HeadwayError
-from headway.outputs import Told
+from headway.outputs import Delivered
 from headway.sampling_params import SamplingParams
 from headway.wire.frames import LENGTH, pack
 from headway.wire.messages import (
@@ -67,7 +67,7 @@ _decode_greeting = msgspec.msgpack.Decoder(Hello | Proof | Refusal).decode
 @functools.cache
 def protocol() -> str:
     """Changes with whatever the messages are made of."""
-    modules = [sys.modules[part.__module__] for part in (Start, Told, SamplingParams, RequestOptions)]
+    modules = [sys.modules[part.__module__] for part in (Start, Delivered, SamplingParams, RequestOptions)]
     return hashlib.sha256("".join(map(inspect.getsource, modules)).encode()).hexdigest()[:16]
 
 

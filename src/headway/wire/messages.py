@@ -14,7 +14,7 @@ import msgspec
 
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from headway.errors import InvalidRequestError
-from headway.outputs import SilentProgress, Told
+from headway.outputs import Delivered, SilentProgress
 from headway.sampling_params import SamplingParams
 from headway.wire.engine_stats import EngineStats, StepKind
 
@@ -22,7 +22,7 @@ Role = Literal["prefill", "decode"]
 
 
 class _Message(msgspec.Struct, tag=True, array_like=True):
-    """A record that travels by itself and is told from others by its name."""
+    """A record that travels by itself; its name says which it is."""
 
 
 class _Part(msgspec.Struct, array_like=True, gc=False):
@@ -38,7 +38,7 @@ class BlockExchange(_Part):
     role: Role
     """prefill: this engine hands them out · decode: it fetches them."""
     folder: str = ""
-    """For sockets, on this machine; nobody else's."""
+    """For sockets, on this machine; only this user may read it."""
     carrier: Literal["auto", "tcp"] = "auto"
     """auto: what the processes of one machine share. tcp: over the network."""
 
@@ -71,8 +71,8 @@ class AddRequest(_Message):
     larger than their prompts, and travel once. With `bad_words` they say how these are spelt: the front end tokenises,
     the engine's loop has steps to make."""
     options: RequestOptions = DEFAULT_OPTIONS
-    told: list[Told] | None = None
-    """Of a request that goes on from another engine: what the deltas of each of its completions have said."""
+    delivered: list[Delivered] | None = None
+    """Of a request that goes on from another engine: what its reader has got of each of its completions."""
 
 
 class AbortRequests(_Message):
@@ -87,7 +87,7 @@ class Watch(_Message):
     on: bool
 
 
-class TellCache(_Message):
+class ReportCache(_Message):
     """Report the whole prefix cache again: a report was missing."""
 
 
@@ -97,7 +97,7 @@ class Shutdown(_Message):
     drain_s: float
 
 
-ToEngine = Start | AddRequest | AbortRequests | Watch | TellCache | Shutdown
+ToEngine = Start | AddRequest | AbortRequests | Watch | ReportCache | Shutdown
 
 
 # ---- from the engine ------------------------------------------------------------------------------------------------

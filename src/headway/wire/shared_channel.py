@@ -1,12 +1,12 @@
 """An engine that several front ends share: the one channel that its loop knows, made of many.
 
-    parent        who started the process, with the first message; when it is gone, so is the engine
-    front end 0   ┐ over TCP, each greeted first (`channel.greet`) in a thread of its own, then as if it had started
-    front end 1   ┘ the engine: it sends its options and is told that the engine is ready, or why it is not one for it
+    parent        the process that started this one, with the first message; when it is gone, so is the engine
+    front end 0   ┐ over TCP. Each is greeted first (`wire.greeting`) in a thread of its own. Then it sends its options,
+    front end 1   ┘ as if it had started the engine, and gets `EngineReady`, or the reason why it cannot use this engine
 
-A front end's request ids get its name in front here, and lose it on the way back: front ends cannot disturb each other.
-One that leaves, or does not read what it is sent, takes its requests along. The engine ends when its last front end
-tells it to, or when none has come for `LINGER_S`.
+A front end's request ids get its number as a prefix here, and lose it on the way back: front ends cannot disturb each
+other. The requests of one that leaves, or that does not read what it is sent, are aborted. The engine ends when its
+last front end shuts it down, or when none has come for `LINGER_S`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from headway.wire.messages import (
     EngineReady,
     FromEngine,
     Heartbeat,
+    ReportCache,
     Shutdown,
     Start,
     StartUpFailed,
     StepBatch,
     StepSnapshot,
-    TellCache,
     ToEngine,
     UnreadableRequest,
     Watch,
@@ -63,14 +63,14 @@ def identity(start: Start) -> dict[str, Any]:
 
 
 class FrontEnd:
-    """One of them, as its engine knows it."""
+    """A front end, as its engine knows it."""
 
     def __init__(self, number: int, channel: EngineChannel, address: str) -> None:
         self.prefix = f"{number}/"
         self.channel = channel
         self.address = address
         self.has_joined = False
-        """Whether it was told that the engine is ready."""
+        """Whether it has got `EngineReady`."""
         self.reports_cache = False
         self.watches = False
         self.leaves_at_s: float | None = None
@@ -122,7 +122,7 @@ class SharedChannel:
         """As `EngineChannel.receive`: raises `ChannelClosedError` when the parent is gone."""
         self._wait(min(timeout_s, self._linger_s) if not self._front_ends else timeout_s)
         messages = self._parent.receive(timeout_s=0.0)
-        self._take_new()
+        self._admit_new()
         for front_end in self._front_ends:
             messages += self._receive_from(front_end)
         if self._is_over():
@@ -130,12 +130,12 @@ class SharedChannel:
         return messages
 
     def send(self, message: FromEngine) -> None:
-        """To those whom it concerns."""
+        """Send a message to the front ends that it is for."""
         if isinstance(message, StepBatch):
             self._send_step(message)
             return
         for front_end in self._front_ends:
-            if front_end.has_joined and _concerns(message, front_end):
+            if front_end.has_joined and _is_for(message, front_end):
                 self._send_to(front_end, message)
         if isinstance(message, Heartbeat):
             self._parent.send(message)
@@ -156,7 +156,7 @@ class SharedChannel:
         return is_sent
 
     def close(self) -> None:
-        """Let everybody know that nothing more comes."""
+        """Close all connections."""
         self._listener.close()
         for front_end in self._front_ends:
             front_end.channel.close()
@@ -165,7 +165,7 @@ class SharedChannel:
     # ---- front ends that come and go ------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        """In a thread. Who does not speak, or speaks nonsense, holds up nobody else."""
+        """In a thread. A connection that says nothing, or nonsense, holds up no other."""
         while True:
             try:
                 connection, address = self._listener.accept()
@@ -189,7 +189,7 @@ class SharedChannel:
         else:
             connection.close()
 
-    def _take_new(self) -> None:
+    def _admit_new(self) -> None:
         while not self._greeted.empty():
             connection, address = self._greeted.get()
             channel = EngineChannel(connection, waits_for_reader=False)
@@ -198,7 +198,7 @@ class SharedChannel:
             self._alone_since_s = None
 
     def _join(self, front_end: FrontEnd, start: Start) -> None:
-        """Tell it that the engine is ready, if it is the engine that it wants."""
+        """Send it `EngineReady`, if this is the engine that it wants."""
         wanted = identity(start)
         if wanted != self._options:
             names = sorted(
@@ -214,7 +214,7 @@ class SharedChannel:
         self._send_to(front_end, self._ready)
 
     def _drop(self, front_end: FrontEnd) -> list[ToEngine | UnreadableRequest]:
-        """It is gone; what it had is aborted."""
+        """It is gone: abort its requests."""
         logger.info("the front end at %s is gone, with %d requests", front_end.address, len(front_end.request_ids))
         self._front_ends = tuple(other for other in self._front_ends if other is not front_end)
         self._unreachable.discard(front_end)
@@ -227,7 +227,7 @@ class SharedChannel:
         return messages
 
     def _is_over(self) -> bool:
-        """Whether nobody has wanted the engine for long."""
+        """Whether there has been no front end for long."""
         if self._alone_since_s is None or self._is_ending or time.monotonic() < self._alone_since_s + self._linger_s:
             return False
         logger.info("no front end for %g s: the engine ends", self._linger_s)
@@ -298,7 +298,7 @@ class SharedChannel:
                 return [message]
             front_end.leaves_at_s = time.monotonic() + message.drain_s
             return []
-        assert isinstance(message, TellCache)
+        assert isinstance(message, ReportCache)
         return [message]
 
     def _watch(self) -> Watch:
@@ -322,7 +322,7 @@ class SharedChannel:
             self._unreachable.add(front_end)
 
 
-def _concerns(message: FromEngine, front_end: FrontEnd) -> bool:
+def _is_for(message: FromEngine, front_end: FrontEnd) -> bool:
     if isinstance(message, StepSnapshot | BlockSnapshot):
         return front_end.watches
     return front_end.reports_cache if isinstance(message, CacheNews) else True

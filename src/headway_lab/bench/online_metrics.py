@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headway.config import did_you_mean
 from headway.console.flags import parse_number
-from headway.errors import ConfigError
+from headway.errors import ConfigError, did_you_mean
 from headway_lab.bench.slo_targets import Targets, attainment
 from headway_lab.bench.timelines import (
     RequestTimeline,

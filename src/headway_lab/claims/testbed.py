@@ -23,7 +23,8 @@ from headway_lab.sim.setup import check_work, set_up
 from headway_lab.workload.bench_requests import BenchRequest, Work, highest_token_id
 
 if TYPE_CHECKING:
-    from headway.engine.llm_engine import LLMEngine, LoadedModel
+    from headway.engine.llm_engine import LLMEngine
+    from headway.engine.loaded_model import LoadedModel
     from headway.engine.step_report import EngineStep
     from headway.progress import Meter
 
@@ -226,7 +227,7 @@ class EngineTestbed:
 
 def _loaded(engine: LLMEngine) -> LoadedModel:
     # Imported here: listing the claims takes no torch.
-    from headway.engine.llm_engine import LoadedModel
+    from headway.engine.loaded_model import LoadedModel
 
     return LoadedModel(engine)
 

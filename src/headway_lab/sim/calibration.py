@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headway.config import CacheConfig, SchedulerConfig, check_names, did_you_mean
-from headway.errors import ConfigError
+from headway.config import CacheConfig, SchedulerConfig, check_names
+from headway.errors import ConfigError, did_you_mean
 from headway.settings import CacheSettings, SchedulerSettings
 from headway_lab.bench.environment import device_name, versions
 from headway_lab.sim.cost_model import CostModel, Link, Ranks, non_negative_least_squares

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.config import SCHEDULING_POLICIES, did_you_mean
+from headway.config import SCHEDULING_POLICIES
 from headway.console.flags import add_flags, arrival_rate, count
 from headway.console.output_files import check_writable, print_table, write_json, write_text
-from headway.errors import ConfigError
+from headway.errors import ConfigError, did_you_mean
 from headway.front.roles import TOGETHER, Roles
 from headway.progress import progress_bar
 from headway_lab.bench.load_flags import add_judging_flags, judging_of

@@ -17,18 +17,15 @@ import dataclasses
 import functools
 import heapq
 import itertools
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headway.config import CacheConfig
 from headway.core import Request, RequestStatus, RequestUpdate, Scheduler, SchedulerOutput
-from headway.core.create import create_scheduler
-from headway.core.kv.cache_report import CacheChanges, CacheReport
-from headway.engine.engine_core import CoreStep, EngineCore
+from headway.core.kv.cache_report import CacheReport
+from headway.engine.engine_core import CoreStep
 from headway.errors import ConfigError
-from headway.executor.simulated import Arrivals, SimulatedExecutor, SimulatedTransfers, StepTime, VirtualClock
 from headway.front.roles import PrefillChoice, Roles, computes_elsewhere
 from headway.front.router import Router, expected_tokens
 from headway.settings import CacheSettings, SchedulerSettings
@@ -36,6 +33,7 @@ from headway_lab.bench.replay import Agenda
 from headway_lab.bench.timelines import BatchSample, RequestTimeline, SampleLog, sample_of
 from headway_lab.sim.calibration import Machine
 from headway_lab.sim.cost_model import StepWork
+from headway_lab.sim.replica import Replica, Variation
 from headway_lab.workload.bench_requests import BenchRequest
 
 if TYPE_CHECKING:
@@ -44,118 +42,6 @@ if TYPE_CHECKING:
 
 MOST_REPLICAS = 256
 """Each has a scheduler and a block pool of its own, which take some megabytes and a part of a second to make."""
-
-
-@dataclass(frozen=True)
-class Variation:
-    """How simulated steps deviate from the cost model: not at all, unless something is given."""
-
-    seed: str | None = None
-    """Steps spread around their mean as the measured ones did, drawn with this seed."""
-    speed: Callable[[float], float] | None = None
-    """Time → how many times as long everything takes by then."""
-
-    def step_time(self, machine: Machine, clock: VirtualClock) -> StepTime:
-        """The time of a step, on a device with this clock."""
-        cost = machine.cost
-        step_s: StepTime = cost.step_s
-        speed = self.speed
-        if self.seed is not None and len(cost.spread) > 1:
-            step_s = _spread(step_s, cost.spread, random.Random(self.seed))
-        if machine.ranks.number > 1:
-            step_s = _with_ranks(step_s, machine)
-        if speed is None:
-            return step_s
-        return lambda output: speed(clock.now_s) * step_s(output)
-
-
-def _spread(step_s: StepTime, quantiles: tuple[float, ...], rng: random.Random) -> StepTime:
-    draw, num_parts = rng.random, len(quantiles) - 1
-
-    def drawn_s(output: SchedulerOutput) -> float:
-        place = draw() * num_parts
-        below = int(place)
-        return (quantiles[below] + (quantiles[below + 1] - quantiles[below]) * (place - below)) * step_s(output)
-
-    return drawn_s
-
-
-def _with_ranks(step_s: StepTime, machine: Machine) -> StepTime:
-    ranks, link = machine.ranks, machine.link
-    return lambda output: step_s(output) + ranks.seconds(StepWork.of(output), link)
-
-
-class Replica:
-    """An engine that serves its share of the requests."""
-
-    def __init__(
-        self,
-        machine: Machine,
-        scheduler: SchedulerSettings,
-        cache: CacheSettings,
-        variation: Variation,
-        arrivals: Arrivals | None = None,
-    ) -> None:
-        """`arrivals`: of blocks that it fetches from others."""
-        self.clock = VirtualClock()
-        self._after_s = machine.host.after
-        self.executor = SimulatedExecutor(
-            variation.step_time(machine, self.clock),
-            self.clock,
-            max_in_flight=2 if machine.overlap else 1,
-            host_s=machine.host.before,
-            acceptance=scheduler.synthetic_chance or 0.0,
-            transfers=None if arrivals is None else SimulatedTransfers(arrivals, self.clock),
-        )
-        self.core = EngineCore(
-            create_scheduler(scheduler, cache, machine), self.executor, now=self.clock.now, sleep=self.clock.sleep
-        )
-        self._changes: CacheChanges | None = None
-        self.spans: list[tuple[float, float]] = []
-        """When it computed: from, to."""
-
-    @property
-    def now_s(self) -> float:
-        """Its virtual time."""
-        return self.clock.now_s
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether there is anything to step for."""
-        return self.core.has_unfinished_requests
-
-    def add(self, request: Request, *, at_s: float) -> None:
-        """Take a request that arrives then. A replica that is ahead takes it when its step is over, as engines do."""
-        if not self.core.has_unfinished_requests:
-            self.clock.sleep_until(at_s)
-        self.core.add_request(request)
-
-    def step(self) -> CoreStep:
-        """One step, up to the time when its tokens are out."""
-        started_s = self.clock.now_s
-        step = self.core.step()
-        num_rows = len(step.report.snapshot.output.scheduled)
-        if num_rows:
-            self.clock.sleep(self._after_s(num_rows))
-            if self.spans and self.spans[-1][1] == started_s:
-                started_s = self.spans.pop()[0]
-            self.spans.append((started_s, self.clock.now_s))
-        return step
-
-    @property
-    def token_s(self) -> float | None:
-        """What it has found a prompt token to take; `None` before its first step."""
-        return self.core.scheduler.pace.step_time.per_token_s
-
-    def follow_cache(self) -> None:
-        """Have something to report: a router wants to know."""
-        prefix_cache = self.core.scheduler.kv_cache.prefix_cache
-        self._changes = None if prefix_cache is None else prefix_cache.follow_changes()
-
-    def reports(self) -> Iterator[CacheReport]:
-        """What its prefix cache has to tell."""
-        while self._changes is not None and (report := self._changes.report()) is not None:
-            yield report
 
 
 @dataclass(frozen=True)
@@ -396,7 +282,7 @@ class _Cluster:
         if self._prefill is not None and place >= self._num_serving:
             router, place = self._prefill.router, place - self._num_serving
         for report in reports:
-            router.index.take(place, report)
+            router.index.apply(place, report)
         for update in updates:
             if update.new_token_ids:
                 router.note_tokens(update.request_id, len(update.new_token_ids))

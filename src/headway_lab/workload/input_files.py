@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from headway.config import did_you_mean
-from headway.errors import ConfigError
+from headway.errors import ConfigError, did_you_mean
 
 MOST = 2**40
 """Of any number of a workload that has no bound of its own."""

@@ -15,7 +15,7 @@ from headway.front.roles import Roles
 from headway.front.router import ROUTERS
 from headway_lab.sim import CostModel, Machine, Simulation, StepWork, simulate
 from headway_lab.sim.cost_model import Link, Ranks
-from headway_lab.sim.simulate import Replica
+from headway_lab.sim.replica import Replica
 from headway_lab.workload.bench_requests import BenchRequest
 
 DEVICE = CostModel.of_terms(decode_constant=0.010, chunk_constant=0.010, tokens_over_0=5e-5)

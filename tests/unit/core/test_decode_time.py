@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from headway.core.step_time import ROWS_PER_BASE, DecodeTime
+from headway.core.step_time import DecodeTime
 
 
 @pytest.mark.parametrize(("base_s", "row_s"), [(4e-3, 4e-5), (1e-3, 1e-4), (2e-2, 1e-5), (1e-3, 0.0)])
@@ -24,7 +24,7 @@ def test_one_size_tells_about_others_what_is_usual() -> None:
     for _ in range(20):
         time.observe(50, 0.006)
     assert time.seconds(50) == pytest.approx(0.006, rel=0.01)
-    assert time.seconds(0) == pytest.approx(0.006 / (1 + 50 / ROWS_PER_BASE), rel=0.01)
+    assert time.seconds(0) == pytest.approx(0.006 / (1 + 50 / DecodeTime.ROWS_PER_BASE), rel=0.01)
 
 
 def test_nothing_is_known_before_a_step() -> None:

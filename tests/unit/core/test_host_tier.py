@@ -18,7 +18,7 @@ from headway.core import (
 from headway.core.kv.tiered_cache import TieredCache
 from headway.core.queue import GuardedQueue, KeyedQueue
 from headway.core.request_options import RequestOptions
-from headway.core.step_time import TOKENS_PER_BASE
+from headway.core.step_time import StepTimeModel
 
 BLOCK_SIZE = 4
 
@@ -69,7 +69,7 @@ def test_the_faster_way_back_unless_one_is_asked_for(
 ) -> None:
     scheduler = make(preemption_mode=mode, restore_block_s=1e-3)
     if token_s is not None:
-        scheduler.pace.step_time.observe(0, TOKENS_PER_BASE * token_s)
+        scheduler.pace.step_time.observe(0, StepTimeModel.TOKENS_PER_BASE * token_s)
     request = Request("a", range(12), max_tokens=1)
     request.num_preemptions = num_preemptions
     tier = tiers_of(scheduler).host
@@ -233,7 +233,7 @@ def test_blocks_are_copied_in_while_others_are_read(slower: str, block_s: float,
     tier = tiers_of(scheduler).host
     tier.disk = DiskIndex(100)
     tier.disk.block_s = 1e-3 if slower == "fetch" else 0.9e-3
-    scheduler.pace.step_time.observe(0, TOKENS_PER_BASE * block_s / BLOCK_SIZE)
+    scheduler.pace.step_time.observe(0, StepTimeModel.TOKENS_PER_BASE * block_s / BLOCK_SIZE)
     request = Request("a", range(12), max_tokens=1)
     for digest in request.block_digests(BLOCK_SIZE, 2):
         tier.disk.add(digest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from headway.config import SchedulerConfig
 from headway.core import KVCacheManager, Scheduler
-from headway.core.step_time import SHORT_TOKENS, DecodePace
+from headway.core.step_time import DecodePace
 from tests.unit.core.driver import finish, request
 
 
@@ -64,6 +64,6 @@ def test_what_counts_as_short_does_not_shrink_below_a_usual_prompt() -> None:
     assert pace.max_short_tokens(8192) == 2048
     small = DecodePace(target_s=0.0, long_step_s=0.5, max_tokens=1024)
     small.observe(num_chunk_tokens=1000, num_decodes=1, duration_s=10.0)
-    assert small.max_short_tokens(1024) == SHORT_TOKENS
+    assert small.max_short_tokens(1024) == DecodePace.SHORT_TOKENS
     assert pace.max_short_tokens(100) == 100
     assert pace.long_tokens(1) < 100

@@ -8,18 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from headway.core.step_time import (
-    BACKLOG_SHARE,
-    BACKLOG_STEPS,
-    DEFAULT_TOKENS,
-    FREE_TOKENS,
-    GAINING_STEPS,
-    STRETCH,
-    TILE_TOKENS,
-    TOKENS_PER_LATE_ONE,
-    DecodePace,
-    StepTimeModel,
-)
+from headway.core.step_time import DecodePace, StepTimeModel
+from headway.core.tuning import STEP_TIME
 
 LARGE_GPU = (5.6e-3, 24e-6)
 SMALL_MODEL = (1.0e-3, 1.4e-6)
@@ -31,11 +21,11 @@ def device(base_s: float, per_token_s: float) -> Callable[[int], float]:
 
 
 def ideal(base_s: float, per_token_s: float, target_s: float, max_tokens: int) -> int:
-    return max(FREE_TOKENS, min(max_tokens, int((target_s - base_s) / per_token_s)))
+    return max(STEP_TIME.free_tokens, min(max_tokens, int((target_s - base_s) / per_token_s)))
 
 
 def test_before_anything_is_known_there_is_an_answer() -> None:
-    assert StepTimeModel(max_tokens=8192).chunk_tokens(0.02) == DEFAULT_TOKENS
+    assert StepTimeModel(max_tokens=8192).chunk_tokens(0.02) == 512
     assert StepTimeModel(max_tokens=100).chunk_tokens(0.02) == 100
 
 
@@ -93,7 +83,7 @@ def test_a_hiccup_changes_little_and_a_lasting_change_is_followed() -> None:
 def test_the_answer_stays_between_a_floor_and_the_budget() -> None:
     model = StepTimeModel(max_tokens=1000)
     model.observe(0, 0.1)
-    assert model.chunk_tokens(0.02) == FREE_TOKENS
+    assert model.chunk_tokens(0.02) == STEP_TIME.free_tokens
     model = StepTimeModel(max_tokens=1000)
     model.observe(0, 1e-5)
     model.observe(500, 1e-5)
@@ -111,7 +101,7 @@ def paced() -> tuple[DecodePace, int]:
 
 def in_tiles(num_tokens: int, num_decodes: int = 10) -> int:
     """What is left of a large chunk so that the step is a whole number of tiles."""
-    return (num_tokens + num_decodes) // TILE_TOKENS * TILE_TOKENS - num_decodes
+    return (num_tokens + num_decodes) // STEP_TIME.tile_tokens * STEP_TIME.tile_tokens - num_decodes
 
 
 def test_without_decodes_time_is_no_limit() -> None:
@@ -127,7 +117,7 @@ def test_without_a_target_a_step_is_as_long_as_it_gains() -> None:
     for num_backlog_tokens in (10**4, 10**6):
         num_tokens = free.chunk_tokens(target_s=0.0, num_decodes=10, num_backlog_tokens=num_backlog_tokens)
         assert num_tokens == pytest.approx(
-            ideal(*LARGE_GPU, GAINING_STEPS * LARGE_GPU[0], 8192), abs=TILE_TOKENS, rel=0.05
+            ideal(*LARGE_GPU, STEP_TIME.gaining_steps * LARGE_GPU[0], 8192), abs=STEP_TIME.tile_tokens, rel=0.05
         )
     limited = free.chunk_tokens(target_s=0.0, num_decodes=10, num_backlog_tokens=10**6, limit_s=0.02)
     assert limited == in_tiles(free.step_time.chunk_tokens(0.02))
@@ -135,7 +125,7 @@ def test_without_a_target_a_step_is_as_long_as_it_gains() -> None:
 
 def backlog_tokens(times_target: float) -> int:
     """A backlog of which one step's share takes so many times the target."""
-    return int(times_target * 0.02 / BACKLOG_SHARE / LARGE_GPU[1])
+    return int(times_target * 0.02 / STEP_TIME.backlog_share / LARGE_GPU[1])
 
 
 @pytest.mark.parametrize("times_target", [0.0, 0.5, 0.95])
@@ -150,16 +140,18 @@ def test_in_a_flood_steps_take_their_share_of_it(times_target: float) -> None:
     num_tokens = pace.chunk_tokens(target_s=0.02, num_decodes=10, num_backlog_tokens=backlog_tokens(times_target))
     wanted_s = times_target * 0.02
     assert device(*LARGE_GPU)(num_tokens) < 1.05 * wanted_s
-    assert device(*LARGE_GPU)(num_tokens + TILE_TOKENS) > 0.95 * wanted_s
+    assert device(*LARGE_GPU)(num_tokens + STEP_TIME.tile_tokens) > 0.95 * wanted_s
 
 
-@pytest.mark.parametrize(("base_s", "limit_s"), [(0.003, GAINING_STEPS * 0.003), (0.012, STRETCH * 0.02)])
+@pytest.mark.parametrize(
+    ("base_s", "limit_s"), [(0.003, STEP_TIME.gaining_steps * 0.003), (0.012, STEP_TIME.stretch * 0.02)]
+)
 def test_the_largest_flood_makes_no_step_longer_than_gains_or_than_a_few_targets(base_s: float, limit_s: float) -> None:
     pace = DecodePace(target_s=0.02, max_tokens=8192)
     for tokens in (0, 600, 0, 600):
         pace.observe(num_chunk_tokens=tokens, num_decodes=10, duration_s=device(base_s, LARGE_GPU[1])(tokens))
     num_tokens = pace.chunk_tokens(target_s=0.02, num_decodes=10, num_backlog_tokens=10**7)
-    assert num_tokens == pytest.approx(ideal(base_s, LARGE_GPU[1], limit_s, 8192), abs=TILE_TOKENS, rel=0.05)
+    assert num_tokens == pytest.approx(ideal(base_s, LARGE_GPU[1], limit_s, 8192), abs=STEP_TIME.tile_tokens, rel=0.05)
 
 
 def test_the_budget_limits_the_largest_flood_too() -> None:
@@ -171,7 +163,7 @@ def test_the_budget_limits_the_largest_flood_too() -> None:
 
 def test_before_anything_is_known_a_flood_changes_nothing() -> None:
     pace = DecodePace(target_s=0.02, max_tokens=8192)
-    assert pace.chunk_tokens(target_s=0.02, num_decodes=10, num_backlog_tokens=10**7) == in_tiles(DEFAULT_TOKENS)
+    assert pace.chunk_tokens(target_s=0.02, num_decodes=10, num_backlog_tokens=10**7) == in_tiles(512)
 
 
 def test_steps_shrink_back_as_the_backlog_melts() -> None:
@@ -188,7 +180,7 @@ def test_steps_shrink_back_as_the_backlog_melts() -> None:
 
 def most_in_time(pace: DecodePace) -> int:
     """The largest backlog that is not worth being late for."""
-    return BACKLOG_STEPS * pace.step_time.chunk_tokens(pace.target_s)
+    return STEP_TIME.backlog_steps * pace.step_time.chunk_tokens(pace.target_s)
 
 
 def test_a_backlog_may_make_a_step_longer_but_only_for_one_token_in_so_many() -> None:
@@ -199,26 +191,26 @@ def test_a_backlog_may_make_a_step_longer_but_only_for_one_token_in_so_many() ->
         num_late += (
             pace.chunk_tokens(target_s=0.02, num_decodes=10, num_backlog_tokens=most_in_time(pace) + 1) > in_time
         )
-    assert num_late == pytest.approx(num_steps / TOKENS_PER_LATE_ONE, abs=1)
+    assert num_late == pytest.approx(num_steps / STEP_TIME.tokens_per_late_one, abs=1)
 
 
 def test_how_long_the_longer_step_is() -> None:
     pace, in_time = paced()
-    for _ in range(TOKENS_PER_LATE_ONE + 1):
+    for _ in range(STEP_TIME.tokens_per_late_one + 1):
         assert pace.chunk_tokens(target_s=0.02, num_decodes=10, num_backlog_tokens=most_in_time(pace)) == in_time
     longer = pace.chunk_tokens(target_s=0.02, num_decodes=10, num_backlog_tokens=most_in_time(pace) + 1)
-    limit_s = min(STRETCH * 0.02, GAINING_STEPS * LARGE_GPU[0])
-    assert longer == pytest.approx(ideal(*LARGE_GPU, limit_s, 8192), abs=TILE_TOKENS, rel=0.05)
+    limit_s = min(STEP_TIME.stretch * 0.02, STEP_TIME.gaining_steps * LARGE_GPU[0])
+    assert longer == pytest.approx(ideal(*LARGE_GPU, limit_s, 8192), abs=STEP_TIME.tile_tokens, rel=0.05)
     again = pace.chunk_tokens(target_s=0.02, num_decodes=10, num_backlog_tokens=most_in_time(pace) + 1)
     assert again == in_time, "the allowance is used up"
 
 
 def test_an_allowance_never_makes_a_step_shorter_than_the_flood_would() -> None:
     pace, in_time = paced()
-    for _ in range(TOKENS_PER_LATE_ONE):
+    for _ in range(STEP_TIME.tokens_per_late_one):
         pace.chunk_tokens(target_s=0.02, num_decodes=10, num_backlog_tokens=in_time)
     with_allowance, without = (
-        pace.chunk_tokens(target_s=0.02, num_decodes=10, num_backlog_tokens=backlog_tokens(1.5 * STRETCH))
+        pace.chunk_tokens(target_s=0.02, num_decodes=10, num_backlog_tokens=backlog_tokens(1.5 * STEP_TIME.stretch))
         for _ in range(2)
     )
     assert with_allowance == without
@@ -231,8 +223,8 @@ def test_a_step_ends_with_a_tile_and_loses_less_than_a_quarter(num_decodes: int,
     target_s = target_ms / 1e3
     fits = pace.step_time.chunk_tokens(target_s)
     num_tokens = pace.chunk_tokens(target_s=target_s, num_decodes=num_decodes, num_backlog_tokens=0)
-    assert FREE_TOKENS <= num_tokens <= fits
-    if num_tokens > FREE_TOKENS:
+    assert STEP_TIME.free_tokens <= num_tokens <= fits
+    if num_tokens > STEP_TIME.free_tokens:
         assert num_tokens + num_decodes > 0.75 * (fits + num_decodes)
-        tile = TILE_TOKENS if fits + num_decodes >= 4 * TILE_TOKENS else 8
+        tile = STEP_TIME.tile_tokens if fits + num_decodes >= 4 * STEP_TIME.tile_tokens else 8
         assert (num_tokens + num_decodes) % tile == 0

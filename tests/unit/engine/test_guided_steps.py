@@ -91,6 +91,12 @@ def test_guided_and_other_requests_in_one_batch(loop: Loop) -> None:
     assert set(loop.ends["free"].token_ids) == {5000} and loop.ends["free"].finish_reason == "length"
 
 
+def test_an_engine_without_guided_requests_pays_nothing_for_them(loop: Loop) -> None:
+    loop.add("free", None)
+    loop.run()
+    assert loop.engine.core.executor is loop.executor and not loop.executor.forwarded
+
+
 def test_steps_overlap_with_masks(loop: Loop) -> None:
     """Forward of a guided step is launched before the result of the one ahead is known."""
     loop.add("digits", DIGITS)

@@ -12,10 +12,11 @@ import pytest
 from headway import tracing
 from headway.core import ModelRunnerOutput, PromptLogprobs, RequestUpdate, SchedulerOutput, TokenLogprobs
 from headway.engine import output_processor
-from headway.engine.input_processor import InputProcessor
+from headway.engine.completion import Completion, position_logprobs
 from headway.engine.llm_engine import LLMEngine
+from headway.engine.request_preparer import RequestPreparer
 from headway.executor.fake import FakeExecutor, FakeStep
-from headway.outputs import Logprob, Told
+from headway.outputs import Delivered, Logprob
 from headway.sampling_params import SamplingParams
 from tests.unit.engine_process.small_engine import create_engine, small_tokenizer
 from tests.unit.no_model import all_outputs, engine_on
@@ -91,7 +92,7 @@ def test_a_new_request_inherits_nothing_from_an_aborted_one_with_its_id() -> Non
     assert len(outputs) == 9
     metrics = outputs[-1].metrics
     assert metrics is not None and metrics.first_scheduled_s > arrived_s and metrics.first_token_s > arrived_s
-    assert outputs[-1].prompt_logprobs == [None, output_processor.position_logprobs(logprob(1))]
+    assert outputs[-1].prompt_logprobs == [None, position_logprobs(logprob(1))]
 
 
 @both
@@ -156,10 +157,10 @@ def test_bad_words_are_spelt_once_for_all_prompts_of_a_call(monkeypatch: pytest.
         return encode(text, **options)
 
     monkeypatch.setattr(tokenizer, "encode", note)
-    inputs = InputProcessor(tokenizer=tokenizer, vocab_size=tokenizer.vocab_size, max_model_len=64)
+    preparer = RequestPreparer(tokenizer=tokenizer, vocab_size=tokenizer.vocab_size, max_model_len=64)
     params = SamplingParams(bad_words=["no"], max_tokens=50)
     for number in range(20):
-        prepared = inputs.prepare(f"r{number}", [1] * (number + 1), params)
+        prepared = preparer.prepare(f"r{number}", [1] * (number + 1), params)
         assert prepared.params.bad_word_token_ids == (tuple(encode("no")), tuple(encode(" no")))
     assert encoded == ["no", " no"]
 
@@ -168,14 +169,14 @@ def test_a_sequence_whose_tokens_make_no_output_fails_alone(monkeypatch: pytest.
     engine = make_engine(overlap=False)
     for name in ("good", "bad"):
         engine.add_request(name, [1, 2, 3], SamplingParams(max_tokens=4))
-    take = output_processor._Completion.take
+    take = Completion.take
 
-    def take_or_raise(completion: output_processor._Completion, update: RequestUpdate) -> bool:
+    def take_or_raise(completion: Completion, update: RequestUpdate) -> bool:
         if completion.request_id == "bad" and len(completion.token_ids) == 2:
             raise ZeroDivisionError
         return take(completion, update)
 
-    monkeypatch.setattr(output_processor._Completion, "take", take_or_raise)
+    monkeypatch.setattr(Completion, "take", take_or_raise)
     errors: dict[str, str] = {}
     ends = {output.request_id: output.outputs[0] for output in all_outputs(engine, errors) if output.finished}
     assert (ends["good"].finish_reason, len(ends["good"].token_ids)) == ("length", 4)
@@ -185,12 +186,12 @@ def test_a_sequence_whose_tokens_make_no_output_fails_alone(monkeypatch: pytest.
 
 def test_logprobs_of_a_position_begin_with_its_token_and_repeat_nothing() -> None:
     record = TokenLogprobs(5, -3.0, 9, [2, 5, 1], [-1.0, -3.0, -4.0])
-    told = output_processor.position_logprobs(record, str)
+    told = position_logprobs(record, str)
     assert told == {5: Logprob(-3.0, 9, "5"), 2: Logprob(-1.0, 1, "2"), 1: Logprob(-4.0, 3, "1")}
-    assert list(output_processor.position_logprobs(record)) == [5, 2, 1]
-    assert output_processor.position_logprobs(record)[2].decoded_token is None
+    assert list(position_logprobs(record)) == [5, 2, 1]
+    assert position_logprobs(record)[2].decoded_token is None
     with_named = dataclasses.replace(record, named_ids=(7, 1), named_logprobs=(-9.0, -4.0))
-    assert output_processor.position_logprobs(with_named, str) == told | {7: Logprob(-9.0, None, "7")}
+    assert position_logprobs(with_named, str) == told | {7: Logprob(-9.0, None, "7")}
 
 
 @both
@@ -217,7 +218,7 @@ def test_what_was_told_elsewhere_is_not_told_again() -> None:
 
     def tokens(told: list[int]) -> list[int]:
         engine = create_engine({})
-        assert engine.resume(engine.prepare("a", "The line", params), [Told(told)]) is None
+        assert engine.resume(engine.prepare("a", "The line", params), [Delivered(told)]) is None
         found: list[int] = []
         while engine.has_unfinished_requests():
             for output in engine.step().outputs:

@@ -25,7 +25,7 @@ class Watched(LLM):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = create_engine({})
-        engine.tokenizer = small_tokenizer()
+        engine.preparer.tokenizer = small_tokenizer()
         self.seen: list[Request] = []
         add = engine.core.add_request
         monkeypatch.setattr(engine.core, "add_request", lambda request: (self.seen.append(request), add(request)))

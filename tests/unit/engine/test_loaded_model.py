@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from headway import SamplingParams
-from headway.engine.llm_engine import LLMEngine, LoadedModel
+from headway.engine.llm_engine import LLMEngine
+from headway.engine.loaded_model import LoadedModel
 from headway.errors import ConfigError
 from tests.unit.no_model import all_outputs
 from tests.unit.runner.tiny_llm import TinyLLM

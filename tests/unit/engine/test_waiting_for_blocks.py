@@ -14,10 +14,9 @@ from headway.core import RequestStatus
 from headway.core.kv.moves import BlockMoves
 from headway.core.request_options import RequestOptions
 from headway.core.scheduler_output import SchedulerOutput
-from headway.engine import block_pump
+from headway.engine import block_pump, driver
 from headway.engine.engine_thread import EngineThread
 from headway.engine.llm_engine import LLMEngine
-from headway.engine_process import engine_loop
 from headway.engine_process.engine_loop import EngineLoop
 from headway.executor.fake import FakeExecutor
 from headway.sampling_params import SamplingParams
@@ -228,7 +227,7 @@ def front_end() -> Iterator[tuple[socket.socket, EngineChannel]]:
 def test_the_loop_of_the_engine_process_sleeps_until_a_block_has_come(
     front_end: tuple[socket.socket, EngineChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_loop, "IDLE_S", 30.0)  # nothing but the block can wake it before the test gives up
+    monkeypatch.setattr(driver, "IDLE_S", 30.0)  # nothing but the block can wake it before the test gives up
     ours, channel = front_end
     engine = make_engine(peers=(peers := Store()))
     steps = counted_steps(engine, monkeypatch)

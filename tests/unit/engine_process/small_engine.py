@@ -26,6 +26,7 @@ from tests.unit.no_model import nominal_config, nominal_plan
 from tests.unit.tokenizer.small import byte_level_metadata
 
 if TYPE_CHECKING:
+    from headway.transfer.block_format import BlockFormat
     from headway.transfer.block_store import BlockTransfers
 
 SLOW_STEP_S = 1.0
@@ -65,22 +66,34 @@ def create_engine(options: dict[str, Any]) -> LLMEngine:
     plan = nominal_plan(num_blocks=config.cache.num_kv_blocks or 1024, block_size=4, max_model_len=MAX_MODEL_LEN)
     transfers = None
     if config.cache.host_cache_memory:  # blocks that travel, although nothing is computed with them
-        transfers = _transfers(plan.num_blocks)
-        plan = dataclasses.replace(plan, num_host_slots=NUM_HOST_SLOTS)
+        transfers, block_format = _transfers(plan.num_blocks)
+        plan = dataclasses.replace(plan, num_host_slots=NUM_HOST_SLOTS, block_format=block_format)
     executor = Executor(token_ids, step_s, transfers)
     return LLMEngine(config, executor=executor, tokenizer=tokenizer, model_config=model, plan=plan)
 
 
-def _transfers(num_blocks: int) -> BlockTransfers:
+def _transfers(num_blocks: int) -> tuple[BlockTransfers, BlockFormat]:
     """Only these need torch, which takes long to import."""
     import torch
 
     from headway.kv.layer_cache import LayerKVCache
+    from headway.transfer.block_format import BlockFormat
     from headway.transfer.block_store import BlockTransfers
     from headway.transfer.host_blocks import HostBlocks
 
     caches = [LayerKVCache.zeros(num_blocks, 1, 8, 4, dtype=torch.float32, device="cpu")]
-    return BlockTransfers(HostBlocks(caches, NUM_HOST_SLOTS))
+    slots = HostBlocks(caches, NUM_HOST_SLOTS)
+    block_format = BlockFormat(
+        weights=(),
+        numbers="",
+        kernels="",
+        attention_backend="",
+        device="cpu",
+        kv_format="float32",
+        block_size=4,
+        block_bytes=slots.slot_bytes,
+    )
+    return BlockTransfers(slots), block_format
 
 
 def create_slow_engine(options: dict[str, Any]) -> LLMEngine:

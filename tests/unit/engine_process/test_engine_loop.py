@@ -17,9 +17,11 @@ import pytest
 
 from headway.core import ModelRunnerOutput, SampledTokens, SchedulerOutput
 from headway.core.request_options import RequestOptions
-from headway.engine.input_processor import PreparedRequest
-from headway.engine_process.engine_loop import BrokenEngineError, EngineLoop
+from headway.engine.driver import BrokenEngineError
+from headway.engine.request_preparer import PreparedRequest
+from headway.engine_process.engine_loop import EngineLoop
 from headway.engine_process.engine_report import block_map
+from headway.errors import InvalidRequestError
 from headway.executor import PendingStep
 from headway.sampling_params import SamplingParams
 from headway.structured.compiling import Compiled
@@ -208,23 +210,16 @@ def test_a_grammar_is_compiled_as_long_as_a_request_waits_for_it() -> None:
     assert tried == [5, 5, None]
 
 
-def test_a_burst_is_prepared_between_steps() -> None:
-    """Each request takes 20 ms to prepare: those who run get a token after every few of them."""
-    engine = create_engine({})
-    now_s = 0.0
-    prepare = engine.prepare
-
-    def take_long(*args: Any, **options: Any) -> PreparedRequest:
-        nonlocal now_s
-        now_s += 0.02
-        return prepare(*args, **options)
-
-    engine.prepare = take_long  # type: ignore[method-assign]
-    burst = [add(f"b{number}", max_tokens=1) for number in range(30)]
-    channel = run([add("a", max_tokens=30)], burst, *[[]] * 40, engine=engine, now=lambda: now_s)
-    per_step = [sum(delta.request_id != "a" for delta in batch.deltas) for batch in channel.batches]
-    assert sum(per_step) == 30 and max(per_step) == 3
-    assert channel.deltas("a")[-1].finish_reason == "length"
+def test_a_loop_that_sleeps_is_woken_when_a_grammar_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, job, woken = create_engine({}), Future[Compiled](), []
+    engine.guides.compile = lambda params: job  # type: ignore[method-assign]
+    monkeypatch.setattr(ScriptedChannel, "wake", lambda _: woken.append(job.done()))
+    guided = SamplingParams(structured_outputs={"regex": "s"}).with_grammar("own")
+    refused = InvalidRequestError("too large", param="structured_outputs")
+    channel = run([AddRequest("a", [5], guided)], lambda: job.set_exception(refused), [], engine=engine)
+    assert woken == [True]
+    (delta,) = channel.deltas("a")
+    assert (delta.error, delta.error_status, delta.error_param) == ("too large", 400, "structured_outputs")
 
 
 def test_the_loop_knows_for_how_long_it_has_been_in_a_turn() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway.core import NewRequest, ScheduledRequest, SchedulerOutput
-from headway.engine.beam_search import BeamRequests
+from headway.engine.beam_requests import BeamRequests
 from headway.engine_process.engine_report import EngineCounters, RecomputedTokens
 from headway.sampling_params import SamplingParams
 from tests.unit.engine_process.small_engine import create_engine

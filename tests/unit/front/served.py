@@ -12,10 +12,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from headway.front.backoff import Backoff
+from headway.front.deployment import Deployment
 from headway.front.engine_client import EngineClient
+from headway.front.replica import Replica
 from headway.front.streams import RequestStream
-from headway.front.supervision import Patience, Replica
+from headway.front.supervision import Backoff, Patience
 from headway.sampling_params import SamplingParams
 from headway.wire.messages import AddRequest, Delta
 
@@ -27,9 +28,14 @@ PROMPT = [5, 6, 7]
 
 def small_client(patience: Patience = PATIENCE, **options: Any) -> EngineClient:
     """One that has not started. Options are its own and those of its engines, which start again soon."""
-    own = {name: options.pop(name) for name in inspect.signature(EngineClient).parameters if name in options}
-    given = {"factory": FACTORY, "resumes": False, "log_level": "CRITICAL", **own}
-    return EngineClient(options, patience=patience, backoff=lambda: Backoff(first_s=0.05, longest_s=0.1), **given)
+    resumes = options.pop("resumes", False)
+    own = {name: options.pop(name) for name in inspect.signature(Deployment).parameters if name in options}
+    return EngineClient(
+        Deployment(options, **{"factory": FACTORY, "log_level": "CRITICAL", **own}),
+        patience=patience,
+        backoff=lambda: Backoff(first_s=0.05, longest_s=0.1),
+        resumes=resumes,
+    )
 
 
 @contextlib.asynccontextmanager

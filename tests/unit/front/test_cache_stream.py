@@ -13,12 +13,13 @@ import pytest
 from headway.core.kv.blocks import block_digests, root_digest
 from headway.core.kv.cache_report import CacheChanges
 from headway.core.request_options import RequestOptions
-from headway.front import streams
+from headway.front import watch_streams
+from headway.front.deployment import Deployment
 from headway.front.engine_client import EngineClient
-from headway.front.streams import CacheEvent, CacheStream
-from headway.front.supervision import Replica
+from headway.front.replica import Replica
+from headway.front.watch_streams import CacheEvent, CacheStream
 from headway.sampling_params import SamplingParams
-from headway.wire.messages import AddRequest, CacheNews, TellCache
+from headway.wire.messages import AddRequest, CacheNews, ReportCache
 from tests.unit.front.served import kill, read, started, until
 
 
@@ -69,7 +70,7 @@ class PretendedReplica:
         self.changes = CacheChanges(lambda: self.held)
 
     def _take(self, message: Any) -> None:
-        assert isinstance(message, TellCache)
+        assert isinstance(message, ReportCache)
         self.changes.tell_all()
 
     def change(self) -> None:
@@ -86,7 +87,7 @@ class PretendedReplica:
         report = self.changes.report()
         if report is not None and not loses:
             news = CacheNews(report.number, list(report.stored), list(report.evicted), report.is_whole)
-            self.client.take(self.replica, news)
+            self.client.receive(self.replica, news)
         return report is not None
 
     def die(self) -> None:
@@ -107,10 +108,10 @@ async def read_events(stream: CacheStream, outside: Outside, most: float = math.
 @pytest.mark.parametrize("seed", range(30))
 async def test_the_index_outside_equals_the_caches_whatever_happens(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
-    monkeypatch.setattr(streams, "MAX_UNREAD_BLOCKS", chance.choice([5, 50, 10_000]))
-    monkeypatch.setattr(streams, "MAX_REPORTED", chance.choice([1, 7, 4096]))
+    monkeypatch.setattr(watch_streams, "MAX_UNREAD_BLOCKS", chance.choice([5, 50, 10_000]))
+    monkeypatch.setattr(watch_streams, "MAX_REPORTED", chance.choice([1, 7, 4096]))
     monkeypatch.setattr("headway.core.kv.cache_report.MAX_REPORTED", chance.choice([3, 4096]))
-    client = EngineClient(num_replicas=3, router="round-robin", reports_caches=True)
+    client = EngineClient(Deployment(num_replicas=3, router="round-robin", reports_caches=True))
     replicas = [PretendedReplica(client, place, chance, 40) for place in range(3)]
     followers: list[tuple[CacheStream, Outside]] = []
     for _ in range(300):
@@ -189,9 +190,9 @@ async def ask(client: EngineClient, number: int, length: int, *, salt: str | Non
 async def agrees(client: EngineClient, outside: Outside) -> None:
     """Whether what was built from changes is what the engines themselves tell when they are asked for everything."""
     for place, replica in enumerate(client.replicas):
-        await until(lambda place=place: outside.held[place] == set(client._router.index.blocks_of(place)))
+        await until(lambda place=place: outside.held[place] == set(client._routers[0].index.blocks_of(place)))
         before, (_, number) = outside.held[place].copy(), outside.at[place]
         num_whole = outside.num_whole
-        replica.send(TellCache())
+        replica.send(ReportCache())
         await until(lambda num_whole=num_whole: outside.num_whole > num_whole)
         assert outside.held[place] == before and outside.at[place][1] == number + 1 and before

@@ -1,45 +1,27 @@
-"""Prompts that prefill replicas compute, seen from the front end: who gets them, how they end, and what stays."""
+"""Prompts that prefill replicas compute: who gets them, how they end, and what stays."""
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import signal
-from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
 import pytest
 
 from headway.core.request_options import RequestOptions
-from headway.errors import ConfigError
-from headway.front import engine_client
-from headway.front.engine_client import EngineClient
-from headway.front.placement import CPU_ARRIVAL_MEMORY, GPU_PREFILL_TOKENS, options_apart
+from headway.errors import InvalidRequestError
+from headway.front import prefills
+from headway.front.dispatch import Dispatch
+from headway.front.prefills import LEAST_PREFILL_S, MOST_PREFILL_S, SLOW_PREFILL, Prefills
 from headway.front.roles import PrefillChoice, Roles
-from headway.front.scaling import ScalingRule
-from headway.front.streams import RequestStream
-from headway.front.supervision import Patience, Replica
+from headway.front.router import Router
 from headway.sampling_params import SamplingParams
-from headway.wire.messages import AddRequest
-from tests.unit.front.served import all_ready, kill, read, serving, until
-from tests.unit.front.test_requests_that_move import pretended
+from headway.wire.messages import AddRequest, Delta
+from tests.unit.clock import Clock
+from tests.unit.front.fake_engines import FakeEngines, FakeReplica, serving
+from tests.unit.front.served import expected, read, until
+from tests.unit.front.virtual_time import runner  # noqa: F401
 
-OPTIONS: dict[str, Any] = {"resumes": True, "step_s": 0.002, "num_kv_blocks": 4096}
-
-
-@pytest.fixture(scope="module")
-def served(runner: asyncio.Runner) -> Iterator[EngineClient]:
-    with serving(runner, Patience(hang_timeout_s=2.0), roles=Roles.parse("prefill=1,decode=1"), **OPTIONS) as client:
-        yield client
-
-
-@pytest.fixture
-def client(runner: asyncio.Runner, served: EngineClient) -> Iterator[EngineClient]:
-    """With all replicas there, and nothing left at the end."""
-    runner.run(all_ready(served))
-    yield served
-    runner.run(until(lambda: is_settled(served)))
+PARAMS = SamplingParams(max_tokens=8)
 
 
 @pytest.fixture(autouse=True)
@@ -51,158 +33,203 @@ def choices(monkeypatch: pytest.MonkeyPatch) -> list[PrefillChoice]:
         made.append(choice)
         return True
 
-    monkeypatch.setattr(engine_client, "computes_elsewhere", note)
+    monkeypatch.setattr(prefills, "computes_elsewhere", note)
     return made
 
 
-def changes(client: EngineClient, before: Mapping[str, int]) -> dict[str, int]:
-    """Outcomes since then, without those of which there was none."""
-    now = client.prefill_outcomes
-    return {name: number - before[name] for name, number in now.items() if number != before[name]}
+class Apart:
+    """Replicas that answer and others that compute prompts; blocks have four tokens."""
+
+    def __init__(self, num_decode: int = 1, num_prefill: int = 1) -> None:
+        self.clock = Clock()
+        self.decode = [FakeReplica(place) for place in range(num_decode)]
+        places = range(num_decode, num_decode + num_prefill)
+        self.prefill = [FakeReplica(place, blocks_at=f"tcp://p{place}:1") for place in places]
+        self.router, own = (Router("least-loaded", block_size=4, counts_uncached=True) for _ in range(2))
+        self.prefills = Prefills(self.prefill, router=own, answering=self.router, now=self.clock)
+        self.dispatch = Dispatch(self.decode, router=self.router, prefills=self.prefills)
+        for router, replicas in (self.router, self.decode), (own, self.prefill):
+            for replica in replicas:
+                router.add(replica.place, max_num_seqs=8)
+
+    def send(self, name: str, num_tokens: int = 41, params: SamplingParams = PARAMS) -> AddRequest:
+        """Returns what the replica that answers has got."""
+        prompt = [ord(name[0]) + number % 3 for number in range(num_tokens)]
+        options = RequestOptions(blocks_at="tcp://10.0.0.1:22", cache_salt="mine")
+        replica = self.dispatch.send(AddRequest(name, prompt, params, options))
+        assert isinstance(replica, FakeReplica)
+        return replica.added[-1]
+
+    def compute(self, replica: FakeReplica, **end: Any) -> None:
+        """Its oldest prompt has been computed."""
+        self.prefills.deliver([Delta(replica.added.pop(0).request_id, token_ids=[5], is_last=True, **end)])
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """Without those of which there are none."""
+        return {name: number for name, number in self.prefills.outcomes.items() if number}
 
 
-_firsts = itertools.count(5, 3)
-
-
-def add(request_id: str, num_tokens: int = 41, **params: Any) -> AddRequest:
-    """A prompt that no other begins like."""
-    first = next(_firsts)
-    prompt = [first + number % 3 for number in range(num_tokens)]
-    return AddRequest(request_id, prompt, SamplingParams(**{"max_tokens": 8, **params}))
-
-
-async def text(stream: RequestStream) -> str:
-    return "".join(delta.text for delta in await read(stream))
-
-
-def is_idle(replica: Replica) -> bool:
-    return (replica.stats.batch.num_running, replica.stats.batch.num_waiting) == (0, 0)
-
-
-def is_settled(client: EngineClient) -> bool:
-    assert client._prefills is not None
-    return not client._prefills._live and not client._prefills.router._routed and not client._router._routed
-
-
-async def test_a_prompt_is_computed_by_one_and_answered_by_another(
-    client: EngineClient, choices: list[PrefillChoice]
-) -> None:
-    decode, prefill = client.replicas
-    assert (decode.role, prefill.role) == ("decode", "prefill")
-    assert decode.info is not None and not decode.info.blocks_at
-    assert prefill.info is not None and prefill.info.blocks_at.startswith("shm:///")
-    before = client.prefill_outcomes
-    alone = await text(client.submit(add("without a whole block", num_tokens=4)))
-    assert changes(client, before) == {"here": 1} and not choices
-    request = add("long")
-    deltas = await read(client.submit(request))
-    assert len("".join(delta.text for delta in deltas)) == 8 == len(alone)
-    assert deltas[-1].timings is not None and deltas[-1].timings.num_cached_tokens == 40
-    assert changes(client, before) == {"here": 1, "elsewhere": 1}
+def test_both_get_it_at_once_and_one_knows_where_blocks_come_from(choices: list[PrefillChoice]) -> None:
+    apart = Apart()
+    sent = apart.send("long")
+    ((asked,), (here,)) = apart.prefill[0].added, apart.decode
+    assert sent.options.blocks_at == f"tcp://p1:1#{asked.request_id}"
+    assert sent.prompt_token_ids[:40] == asked.prompt_token_ids, "whole blocks only"
+    assert asked.params is not None and asked.params.max_tokens == 1 and asked.options.cache_salt == "mine"
+    assert asked.options.blocks_at == ""
     assert choices[0].num_uncached == 41 and choices[0].num_blocks == 10 and choices[0].num_generating == 0
-    stats = client.stats
-    assert (stats.batch.prompt_tokens, stats.batch.generation_tokens) == (45, 16), "each request counts once"
-    assert prefill.stats.batch.prompt_tokens == 40 and stats.tiers.num_fetched_blocks == 10
-    again = await read(client.submit(msgspec.structs.replace(request, request_id="again")))
-    assert again[-1].timings is not None and again[-1].timings.num_cached_tokens == 40
-    assert changes(client, before) == {"here": 2, "elsewhere": 1}, "it is cached where it is answered"
-    choices.clear()
-    assert (await read(client.submit(add("logprobs", prompt_logprobs=1))))[-1].is_last
-    assert changes(client, before) == {"here": 3, "elsewhere": 1} and not choices, "it asks of every prompt token"
+    assert apart.router.num_uncached("long") == 1, "the last token is computed where the answer is"
+    assert apart.prefills.num_live == 1 and not apart.outcomes
+    apart.compute(apart.prefill[0])
+    assert apart.outcomes == {"elsewhere": 1} and not apart.prefills.num_live and not apart.prefill[0].aborted
+    apart.dispatch.end("long")
+    assert apart.outcomes == {"elsewhere": 1} and here.added == [sent]
 
 
-def test_nobody_else_says_where_blocks_come_from() -> None:
-    request = add("r", num_tokens=4)
-    request.options = RequestOptions(blocks_at="tcp://10.0.0.1:22")
-    own = engine_client._Open(request, RequestStream("r", lambda _: None), 0.0)
-    assert own.message().options.blocks_at == ""
-    own.blocks_at = "shm:///here#1"
-    assert own.message().options.blocks_at == "shm:///here#1"
+@pytest.mark.parametrize(
+    "asked",
+    [{"num_tokens": 4}, {"params": SamplingParams(prompt_logprobs=1)}, {"params": SamplingParams.for_embedding()}],
+    ids=["without a whole block", "of every prompt token", "a vector"],
+)
+def test_what_is_computed_where_it_is_answered(asked: dict[str, Any], choices: list[PrefillChoice]) -> None:
+    apart = Apart()
+    assert apart.send("short", **asked).options.blocks_at == "", "and what a client says of it does not count"
+    assert apart.outcomes == {"here": 1} and not choices and not apart.prefill[0].added
 
 
-async def test_a_prefill_replica_that_hangs_is_not_waited_for(
-    client: EngineClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine_client, "MOST_PREFILL_S", 0.2)
-    monkeypatch.setattr(engine_client, "LEAST_PREFILL_S", 0.2)
-    prefill, before, num_restarts = client.replicas[1], client.prefill_outcomes, client.num_restarts
-    kill(prefill, signal.SIGSTOP)
-    assert len(await text(client.submit(add("r")))) == 8
-    assert changes(client, before) == {"failed": 1} and client.health.ok
-    await until(lambda: client.num_restarts == num_restarts + 1 and prefill.is_ready)
+def test_what_is_not_worth_it_leaves_nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefills, "computes_elsewhere", lambda choice: False)
+    apart = Apart()
+    assert apart.send("long").options.blocks_at == ""
+    assert apart.outcomes == {"here": 1} and not apart.prefill[0].added
+    assert apart.prefills.router.num_tokens(1) == 0 and apart.router.num_uncached("long") == 41
 
 
-async def test_a_prefill_replica_that_dies(client: EngineClient) -> None:
-    prefill, before = client.replicas[1], client.prefill_outcomes
-    address = prefill.info.blocks_at if prefill.info is not None else ""
-    streams = [client.submit(add(f"d{number}", num_tokens=401)) for number in range(4)]
-    kill(prefill)
-    assert {len(each) for each in await asyncio.gather(*map(text, streams))} == {8}
-    assert client.health.ok and sum(changes(client, before).values()) == 4
-    await until(lambda: prefill.is_ready)
-    assert prefill.info is not None and prefill.info.blocks_at != address
-    before = client.prefill_outcomes
-    await read(client.submit(add("later")))
-    assert changes(client, before) == {"elsewhere": 1}
+def test_without_a_healthy_prefill_replica_prompts_are_computed_where_they_are_answered() -> None:
+    apart = Apart()
+    apart.prefills.router.suspend(1, True)
+    assert apart.send("a").options.blocks_at == ""
+    apart.prefills.router.suspend(1, False)
+    assert apart.send("b").options.blocks_at
+    assert apart.outcomes == {"here": 1}
 
 
-async def test_without_a_decode_replica_nothing_is_served(client: EngineClient) -> None:
-    decode = client.replicas[0]
-    kill(decode)
-    await until(lambda: not client.health.ok)
-    assert client.replicas[1].is_ready
-    assert len(await text(client.submit(add("waits until it is back")))) == 8
+def test_without_prefill_replicas_nothing_is_counted() -> None:
+    apart = Apart(num_prefill=0)
+    assert apart.send("a").options.blocks_at == "" and apart.prefills.outcomes == {}
+    assert not apart.dispatch.counts and Apart().dispatch.counts and Apart(2, 0).dispatch.counts
 
 
-async def test_an_aborted_request_is_aborted_in_both_places(client: EngineClient) -> None:
-    before = client.prefill_outcomes
-    streams = [client.submit(add(f"a{number}", num_tokens=2001)) for number in range(8)]
-    await asyncio.sleep(0.01)
-    for stream in streams:
+def test_each_prompt_goes_to_the_prefill_replica_with_the_least_to_do() -> None:
+    apart = Apart(num_prefill=2)
+    for name in "abcdef":
+        apart.send(name)
+    assert [len(replica.added) for replica in apart.prefill] == [3, 3]
+
+
+def test_an_aborted_request_is_aborted_there_too() -> None:
+    apart = Apart()
+    apart.send("a")
+    asked = apart.prefill[0].added[0].request_id
+    apart.dispatch.end("a", "aborted")
+    assert apart.prefill[0].aborted == [asked] and apart.outcomes == {"aborted": 1}
+    apart.compute(apart.prefill[0])  # that was on its way
+    assert apart.outcomes == {"aborted": 1}
+
+
+def test_a_request_that_cannot_be_sent_leaves_nothing() -> None:
+    apart = Apart()
+    with pytest.raises(InvalidRequestError):
+        apart.send("unsendable")
+    assert apart.outcomes == {"failed": 1} and not apart.prefills.num_live
+    assert apart.prefills.router.num_tokens(1) == apart.router.num_tokens(0) == 0
+
+
+def test_a_prompt_that_fails_there() -> None:
+    apart = Apart()
+    apart.send("a")
+    apart.compute(apart.prefill[0], error="it failed")
+    assert apart.outcomes == {"failed": 1}
+
+
+@pytest.mark.parametrize(
+    ("token_s", "limit_s"),
+    [(0.0, MOST_PREFILL_S), (1e-4, LEAST_PREFILL_S), (0.1, SLOW_PREFILL * 0.1 * 400), (9.0, MOST_PREFILL_S)],
+    ids=["nothing is known", "a short one", "a long one", "a very long one"],
+)
+def test_a_prompt_is_not_waited_for_for_ever(token_s: float, limit_s: float) -> None:
+    apart = Apart()
+    apart.prefill[0].stats.step.prompt_token_s = token_s
+    apart.send("a", num_tokens=401)
+    apart.clock.now_s += min(limit_s, MOST_PREFILL_S) - 0.01
+    apart.prefills.end_late()
+    assert not apart.outcomes
+    apart.clock.now_s += 0.02
+    apart.prefills.end_late()
+    assert apart.outcomes == {"failed": 1} and len(apart.prefill[0].aborted) == 1
+
+
+def test_a_request_that_moves_takes_its_prompt_along() -> None:
+    apart = Apart(num_decode=2)
+    first = apart.send("a")
+    apart.dispatch.withdraw("a")
+    again = apart.dispatch.send(first)
+    assert again.added[-1].options.blocks_at == first.options.blocks_at
+    assert len(apart.prefill[0].added) == 1, "it is asked once"
+
+
+def test_a_prefill_replica_that_dies_is_not_named_again() -> None:
+    apart = Apart(num_decode=2)
+    first, other = apart.send("a"), apart.send("b")
+    apart.compute(apart.prefill[0])
+    apart.prefills.note_loss(apart.prefill[0])
+    assert apart.outcomes == {"elsewhere": 1, "failed": 1} and not apart.prefill[0].aborted
+    for request in (first, other):
+        apart.dispatch.withdraw(request.request_id)
+        assert apart.dispatch.send(request).added[-1].options.blocks_at == ""
+        apart.dispatch.end(request.request_id)
+    assert apart.outcomes == {"elsewhere": 1, "failed": 1}
+    assert apart.send("c").options.blocks_at, "its next process gets prompts again"
+
+
+# ---- all of the front end -------------------------------------------------------------------------------------------
+
+
+async def answer(client: Any, name: str, num_tokens: int = 41, max_tokens: int = 8) -> str:
+    request = AddRequest(name, [7] * num_tokens, SamplingParams(max_tokens=max_tokens))
+    return "".join(delta.text for delta in await read(client.submit(request)))
+
+
+async def test_tokens_come_from_the_one_whatever_happens_to_the_other() -> None:
+    engines = FakeEngines()
+    async with serving(engines, roles=Roles(num_prefill=1, num_decode=1)) as client:
+        decode, prefill = client.replicas
+        assert (decode.role, prefill.role) == ("decode", "prefill") and decode.answers and not prefill.answers
+        whole = expected(8, num_prompt_tokens=41)
+        assert await answer(client, "a") == whole
+        assert client.prefill_outcomes["elsewhere"] == 1
+        assert client.stats.batch.generation_tokens == 8, "the token of the prefill is nobody's"
+        engines.kill(1)
+        await until(lambda: not prefill.is_ready)
+        assert client.health.ok and await answer(client, "b") == whole
+        assert client.prefill_outcomes["here"] == 1, "it is not back yet"
+        await until(lambda: prefill.is_ready)
+        assert await answer(client, "c") == whole
+        assert client.prefill_outcomes["elsewhere"] == 2
+        engines.kill(0)
+        await until(lambda: not client.health.ok)
+        assert prefill.is_ready and await answer(client, "waits until it is back") == whole
+        assert client.num_open_streams == 0
+
+
+async def test_a_prefill_replica_that_hangs_is_left_behind_and_replaced() -> None:
+    engines = FakeEngines()
+    async with serving(engines, roles=Roles(1, 1)) as client:
+        engine = engines.engines[1]
+        engines.kill(1, signal.SIGSTOP)
+        stream = client.submit(AddRequest("a", [7] * 41, SamplingParams(max_tokens=4000)))
+        await until(lambda: client.prefill_outcomes["failed"] == 1)
         stream.close()
-    assert client.num_open_streams == 0
-    await until(lambda: is_settled(client) and all(map(is_idle, client.replicas)))
-    ended = changes(client, before)
-    assert ended["aborted"] + ended.get("elsewhere", 0) == 8
-    assert len(await text(client.submit(add("after them")))) == 8
-
-
-async def test_while_no_prefill_replica_is_there_prompts_are_computed_where_answers_are(
-    client: EngineClient, choices: list[PrefillChoice]
-) -> None:
-    before = client.prefill_outcomes
-    await client.replicas[1].rest(0.0)
-    assert len(await text(client.submit(add("alone")))) == 8
-    assert changes(client, before) == {"here": 1} and not choices and client.health.ok
-    await client.replicas[1].start()
-
-
-async def test_each_prompt_goes_to_the_prefill_replica_with_the_least_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    client, _ = pretended(monkeypatch, roles=Roles(2, 1))
-    for number in range(6):
-        client.submit(add(f"r{number}", num_tokens=44))
-    assert client._prefills is not None
-    assert [len(client._prefills.at(replica)) for replica in client.replicas] == [0, 3, 3]
-
-
-def test_options_have_room_for_blocks_to_arrive_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    roles = Roles(1, 1)
-    client = EngineClient({"device": "cpu"}, roles=roles)
-    assert {replica._spec.options["host_cache_memory"] for replica in client.replicas} == {CPU_ARRIVAL_MEMORY}
-    client = EngineClient({"device": "cpu", "host_cache_memory": 12345}, roles=roles)
-    assert {replica._spec.options["host_cache_memory"] for replica in client.replicas} == {12345}
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    for given, limit in ({}, GPU_PREFILL_TOKENS), ({"max_num_batched_tokens": 77}, 77):
-        decode, prefill = EngineClient(given, roles=roles).replicas
-        assert prefill._spec.options["max_num_batched_tokens"] == limit
-        assert decode._spec.options.get("max_num_batched_tokens") == given.get("max_num_batched_tokens")
-    for given, carrier, expected in (
-        ({}, "auto", "arrival_memory"),
-        ({}, "tcp", "host_cache_memory"),
-        ({"disk_cache": "blocks"}, "auto", "host_cache_memory"),
-        ({"host_cache_memory": 12345}, "auto", "host_cache_memory"),
-    ):
-        options = options_apart(given, carrier)
-        assert [name for name in ("arrival_memory", "host_cache_memory") if options.get(name)] == [expected]
-    with pytest.raises(ConfigError, match="without scaling"):
-        EngineClient({}, roles=roles, scaling=ScalingRule(1, 2))
+        await until(lambda: client.num_restarts == 1 and client.replicas[1].is_ready)
+        assert engine.returncode is not None and client.health.ok

@@ -91,8 +91,8 @@ def test_of_equals_each_in_turn() -> None:
 
 def test_the_longest_known_beginning_wins() -> None:
     work = Work(router("prefix-aware"))
-    work.router.index.take(1, CacheReport(0, digests("abcd")))
-    work.router.index.take(2, CacheReport(0, digests("ab")))
+    work.router.index.apply(1, CacheReport(0, digests("abcd")))
+    work.router.index.apply(2, CacheReport(0, digests("ab")))
     assert work.send("abcx") == 1
     work.finish(1)
     assert work.send("abxx") == 2, "both know two blocks; it is this one's turn"
@@ -103,7 +103,7 @@ def test_the_longest_known_beginning_wins() -> None:
 
 def test_a_replica_that_is_behind_by_more_than_it_would_save_is_passed_over() -> None:
     work = Work(router("prefix-aware", 2))
-    work.router.index.take(0, CacheReport(0, digests("abcd")))
+    work.router.index.apply(0, CacheReport(0, digests("abcd")))
     assert work.send("abcd", 31) == 0  # 1 + 31 tokens to do there, 16 on average
     assert work.send("abcd", 1) == 1, "there 16 over the average, a quarter of those up to it, 1 uncached; here 17"
 
@@ -114,7 +114,7 @@ def test_one_that_has_nothing_to_do_does_not_draw_a_prompt_from_where_it_is_know
     assert [work.send(letter * 4, 3) for letter in "abcdefgh"] == [*range(8)]
     work.finish(8)
     assert work.router.num_tokens(0) == 20 and work.router.num_tokens(7) == 0
-    work.router.index.take(0, CacheReport(0, digests("aaaa")))
+    work.router.index.apply(0, CacheReport(0, digests("aaaa")))
     assert work.send("aaaa", 3) == 0, "20 are hardly more than the average of 17: 17 // 4 and 3 and 1, not 17"
     assert work.send("zzzz", 3) == 7, "what nobody knows goes to the one with the least to do"
 
@@ -131,21 +131,21 @@ def test_what_is_being_computed_counts_as_known() -> None:
 
 def test_a_full_batch_comes_last() -> None:
     work = Work(router("prefix-aware", 2, max_num_seqs=2))
-    work.router.index.take(0, CacheReport(0, digests("abcdefgh")))
+    work.router.index.apply(0, CacheReport(0, digests("abcdefgh")))
     assert [work.send("abcdefgh") for _ in range(2)] == [0, 0]
     assert work.send("abcdefgh") == 1, "a seat there, and the whole prompt to compute"
 
 
 def test_what_all_requests_share_does_not_bring_them_to_one_place() -> None:
     work = Work(router("prefix-aware", 2))
-    work.router.index.take(0, CacheReport(0, digests("s")))
+    work.router.index.apply(0, CacheReport(0, digests("s")))
     places = [work.send("s" + letter * 4) for letter in "abcdefghijklmnopqrst"]
     assert abs(places.count(0) - places.count(1)) <= 1
 
 
 def test_a_replica_that_is_gone_takes_its_requests_and_blocks_along() -> None:
     work = Work(router("prefix-aware", 2))
-    work.router.index.take(0, CacheReport(0, digests("abc")))
+    work.router.index.apply(0, CacheReport(0, digests("abc")))
     assert work.send("abc") == 0
     work.router.remove(0)
     work.finish(1)  # too late: it does no harm
@@ -198,7 +198,7 @@ def test_the_index_equals_the_caches_whatever_gets_lost(seed: int, events: Seque
 
     def tell(place: int, *, is_lost: bool = False) -> bool:
         report = caches[place].changes.report()
-        if report is not None and not is_lost and not index.take(place, report):
+        if report is not None and not is_lost and not index.apply(place, report):
             assert not index.blocks_of(place), "nothing is known of it until it has told all"
             caches[place].changes.tell_all()
         return report is not None
@@ -234,7 +234,7 @@ def test_what_is_found_is_what_each_replica_has_of_a_prompt(known: Sequence[tupl
     """Held, or announced beyond that, by replicas with gaps between their numbers."""
     index, prompt = CacheIndex(), digests("abcdefghijkl")
     for number, (num_held, num_coming) in enumerate(known):
-        index.take(31 * number, CacheReport(0, prompt[:num_held]))
+        index.apply(31 * number, CacheReport(0, prompt[:num_held]))
         index.announce(31 * number, prompt[num_held:num_coming])
     found = {place: count for bits, count in index.find(prompt) for place in places_of(bits)}
     assert found == {31 * number: max(own) for number, own in enumerate(known) if max(own)}
@@ -262,7 +262,7 @@ def test_a_large_cache_is_told_in_parts() -> None:
         (0, True, MAX_REPORTED),
         (1, False, 10),
     ]
-    assert all(index.take(0, report) for report in reports) and set(index.blocks_of(0)) == set(held)
+    assert all(index.apply(0, report) for report in reports) and set(index.blocks_of(0)) == set(held)
 
 
 def test_what_comes_and_goes_between_two_reports_is_not_told() -> None:
@@ -312,7 +312,7 @@ def test_a_prompt_that_is_computed_elsewhere_is_no_work_here() -> None:
 def test_what_is_cached_is_known_where_it_decides_nothing(name: str) -> None:
     made = Router(name, block_size=BLOCK, counts_uncached=True)
     made.add(0, max_num_seqs=8)
-    made.index.take(0, CacheReport(0, digests("ab")))
+    made.index.apply(0, CacheReport(0, digests("ab")))
     Work(made).send("abc")
     assert made.num_uncached("r1") == BLOCK + 1
 

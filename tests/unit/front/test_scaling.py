@@ -1,21 +1,21 @@
-"""Replicas that are started when requests wait, and ended when they are not needed."""
+"""Replicas that are started when requests wait, and stopped when they are not needed."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import signal
 from typing import Any
 
 import pytest
 
-from headway.errors import ConfigError
-from headway.front import engine_client
-from headway.front.engine_client import EngineClient
+from headway.errors import ConfigError, EngineStartError
 from headway.front.ray_cluster import cores_each
-from headway.front.scaling import ScalingRule
-from headway.front.supervision import RESTING
+from headway.front.replica import IDLE
+from headway.front.scaling import DRAIN_S, FAILED_START_S, TICK_S, Autoscaler, Load, ScalingRule
 from headway.server.server_config import ServerConfig
-from tests.unit.front.served import expected, kill, started, text_of, until
+from tests.unit.front.fake_engines import FakeEngines, serving
+from tests.unit.front.served import expected, text_of, until
+from tests.unit.front.virtual_time import runner  # noqa: F401
 
 
 def after(rule: ScalingRule, seconds: float, **load: int) -> int:
@@ -78,42 +78,92 @@ def test_cores_on_nodes(cores: list[int], replicas: int, each: int) -> None:
     assert cores_each(cores, replicas) == each
 
 
-def num_awake(client: EngineClient) -> int:
-    return sum(replica.is_ready for replica in client.replicas)
+# ---- replicas that do as they are told ------------------------------------------------------------------------------
 
 
-async def load(client: EngineClient, name: str, enough: asyncio.Event) -> None:
-    """Ten requests at a time, each with a whole answer."""
+class Replica:
+    """Notes when it was started and stopped."""
 
-    async def ask(number: int) -> None:
-        for turn in itertools.count():
-            assert await text_of(client, f"{name}{number}-{turn}", 60) == expected(60)
-            if enough.is_set():
-                return
+    def __init__(self, place: int, *, is_idle: bool = True) -> None:
+        self.place = place
+        self.is_idle = is_idle
+        self.can_start = True
+        self.events: list[tuple[str, float]] = []
 
-    await asyncio.gather(*map(ask, range(10)))
+    async def start(self) -> None:
+        self._note("start")
+        if not self.can_start:
+            raise EngineStartError("no room")
+        self.is_idle = False
+
+    async def stop(self, drain_s: float) -> None:
+        self._note(f"stop {drain_s:g}")
+        self.is_idle = True
+
+    def _note(self, what: str) -> None:
+        self.events.append((what, round(asyncio.get_running_loop().time() - self.since_s, 3)))
+
+    since_s = 0.0
 
 
-async def test_replicas_come_with_the_load_and_go_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each answer is whole, also of requests whose replica is not needed any more while they run."""
-    monkeypatch.setattr(engine_client, "SCALING_TICK_S", 0.1)
-    monkeypatch.setattr(engine_client, "SCALING_DRAIN_S", 0.2)
-    rule = ScalingRule(1, 3, up_s=0.2, down_s=0.3)
-    async with started(resumes=True, scaling=rule, step_s=0.005, num_kv_blocks=512, max_num_seqs=2) as client:
-        assert num_awake(client) == 1 and client.health.ok
-        assert [replica.problem for replica in client.replicas[1:]] == [RESTING] * 2
-        enough = asyncio.Event()
-        asking = asyncio.create_task(load(client, "r", enough))
-        await until(lambda: num_awake(client) == 3)
-        enough.set()
-        await asking
-        late = asyncio.create_task(text_of(client, "late", 300))
-        await until(lambda: num_awake(client) == 1)
-        assert await late == expected(300)
-        assert client.health.ok and [replica.problem for replica in client.replicas[1:]] == [RESTING] * 2
-        killed = asyncio.Event()
-        again = asyncio.create_task(load(client, "s", killed))
-        await until(lambda: num_awake(client) > 1)
-        kill(client.replicas[1])
-        killed.set()
-        await again
+async def followed(loads: list[Load | None], replicas: list[Replica], rule: ScalingRule) -> None:
+    """One load after the other, a tick each."""
+    Replica.since_s = asyncio.get_running_loop().time()
+    left = iter(loads)
+    scaler = Autoscaler(rule, replicas, lambda: next(left))
+    with pytest.raises(RuntimeError):  # what a coroutine makes of the end of an iterator
+        await scaler.run()
+
+
+BUSY, QUIET = Load(2, 3, 2), Load(1, 0, 2)
+
+
+async def test_one_replica_at_a_time_comes_and_the_last_goes() -> None:
+    first, second, third = replicas = [Replica(0, is_idle=False), Replica(1), Replica(2)]
+    rule = ScalingRule(1, 3, up_s=2 * TICK_S, down_s=3 * TICK_S)
+    await followed([None, None, *[BUSY] * 6, *[QUIET] * 6], replicas, rule)
+    assert first.events == []
+    assert second.events == [("start", 4.0), (f"stop {DRAIN_S:g}", 14.0)]
+    assert third.events == [("start", 6.0), (f"stop {DRAIN_S:g}", 11.0)]
+
+
+async def test_one_that_cannot_be_started_is_tried_again_later() -> None:
+    first, second = replicas = [Replica(0, is_idle=False), Replica(1)]
+    second.can_start = False
+    await followed([BUSY] * 3, replicas, ScalingRule(1, 2, up_s=TICK_S))
+    assert second.events == [
+        ("start", 1.0),
+        ("stop 0", 1.0),
+        ("start", 2.0 + FAILED_START_S),
+        ("stop 0", 2.0 + FAILED_START_S),
+        ("start", 3.0 + 2 * FAILED_START_S),
+        ("stop 0", 3.0 + 2 * FAILED_START_S),
+    ]
+    assert second.is_idle and not first.events
+
+
+async def test_answers_are_whole_while_replicas_come_and_go() -> None:
+    """Also of requests whose replica is stopped while they run, or dies."""
+    engines = FakeEngines(max_num_seqs=2, step_s=0.1)
+    rule = ScalingRule(1, 3, up_s=3.0, down_s=5.0)
+    async with serving(engines, scaling=rule) as client:
+
+        def num_ready() -> int:
+            return sum(replica.is_ready for replica in client.replicas)
+
+        def ask(name: str, num_tokens: int) -> asyncio.Task[str]:
+            return asyncio.create_task(text_of(client, name, num_tokens))
+
+        assert num_ready() == 1 and client.health.ok
+        assert [replica.problem for replica in client.replicas[1:]] == [IDLE] * 2
+        asking = [ask(f"r{number}", 60) for number in range(10)]
+        await until(lambda: num_ready() == 3)
+        assert await asyncio.gather(*asking) == [expected(60)] * 10
+        late = ask("late", 600)
+        await until(lambda: num_ready() == 1)
+        assert await late == expected(600)
+        assert client.health.ok and [replica.problem for replica in client.replicas[1:]] == [IDLE] * 2
+        again = [ask(f"s{number}", 60) for number in range(10)]
+        await until(lambda: num_ready() == 2)
+        engines.kill(1, signal.SIGKILL)
+        assert await asyncio.gather(*again) == [expected(60)] * 10

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from headway.front.backoff import Backoff
-from headway.front.supervision import FIRST_STEP_GRACE_S, START_SILENT_S, Patience, Watchdog
+from headway.front.supervision import FIRST_STEP_GRACE_S, START_SILENT_S, Backoff, Patience, Watchdog
 
 
 def serving(**patience: float) -> Watchdog:

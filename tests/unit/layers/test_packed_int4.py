@@ -10,7 +10,7 @@ from headway import native
 from headway.layers import LinearFactory
 from headway.layers.linear import Linear
 from headway.layers.native_ops import Float32Linear, Int4Linear, Int8Linear
-from headway.layers.quantized_weight import QuantizedWeight, quantise
+from headway.layers.quantized_weight import QuantizedWeight, dequantised, quantise
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="the CPU kernels cannot be built")
 
@@ -95,3 +95,10 @@ def test_a_large_weight_is_packed_in_blocks_of_rows() -> None:
     x = torch.randn(2, 64)
     assert torch.equal(Int8Linear(stored)(x), Int8Linear(stored.dequantise())(x))
     assert torch.equal(Int8Linear(weight).tensors[0], native.pack_int8(weight).data)
+
+
+@pytest.mark.parametrize("tile", [(1, 32), (8, 32), (1, 100)], ids=str)
+@pytest.mark.parametrize("part", [range(64), range(64, 100), range(48), range(52, 100)], ids=str)
+def test_some_inputs_of_a_weight_stand_for_the_same_numbers(tile: tuple[int, int], part: range) -> None:
+    weight = four_bits(16, 100, tile)
+    assert torch.equal(dequantised(weight.columns(part)), weight.dequantise()[:, part.start : part.stop])

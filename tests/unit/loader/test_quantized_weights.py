@@ -317,7 +317,7 @@ DAMAGES: list[tuple[str, Callable[[dict[str, Tensor]], object], str]] = [
     ("int8", lambda t: t.update(weight_scale=torch.ones(1)), r"weight_scale is \[1, 1\]"),
     ("int8", lambda t: t.update(weight_scale=torch.ones(5, 1)), r"weight_scale is \[5, 1\]"),
     ("int8", lambda t: t.update(weight_zero_point=torch.ones(64, 1, dtype=torch.int8)), "weight_zero_point is not 0"),
-    ("gptq", lambda t: t["g_idx"][5:6].fill_(99), "g_idx names a group that is not there"),
+    ("gptq", lambda t: t["g_idx"][5:6].fill_(64 // GROUP), "g_idx names a group that is not there"),
     ("awq", lambda t: t.update(qweight=t["qweight"][1:].clone()), r"qweight is \[63, 8\]"),
     ("int4", lambda t: t["weight_shape"][0:1].fill_(3), "weight_shape is not"),
     ("fp8 rows", lambda t: t.update(weight=t["weight"].to(torch.float8_e5m2)), "F8_E5M2"),

@@ -13,7 +13,8 @@ from starlette.types import ASGIApp, Message, Scope
 
 from headway.errors import EngineUnavailableError
 from headway.front.engine_client import Health
-from headway.front.streams import CacheEvent, CacheStream, RequestStream, SnapshotStream, present_state
+from headway.front.streams import RequestStream
+from headway.front.watch_streams import CacheEvent, CacheStream, SnapshotStream, present_state
 from headway.outputs import SilentProgress
 from headway.predict.prediction_thread import PredictionThread
 from headway.server.admission.service_classes import ONE_CLASS, ServiceClasses

@@ -26,7 +26,7 @@ from headway.engine.llm_engine import LLMEngine
 from headway.engine_process.engine_report import EngineCounters, SnapshotMaker
 from headway.executor.fake import FakeExecutor
 from headway.front.engine_client import Health
-from headway.front.streams import SnapshotStream
+from headway.front.watch_streams import SnapshotStream
 from headway.sampling_params import SamplingParams
 from headway.server.api.api_errors import ApiError
 from headway.server.live.live_page import LiveHubs, live_routes

@@ -11,21 +11,10 @@ import pytest
 
 from headway.core.request_options import RequestOptions
 from headway.sampling_params import SamplingParams
-from headway.server.api.answer_requests import (
-    AllowedTools,
-    FunctionDefinition,
-    JsonSchemaFormat,
-    ResponseFormat,
-    ToolDefinition,
-)
-from headway.server.api.requests import (
-    ChatCompletionRequest,
-    ChatMessage,
-    CompletionRequest,
-    ContentPart,
-    MessageToolCall,
-    StreamOptions,
-)
+from headway.server.api.chat_messages import ChatMessage, ContentPart, MessageToolCall
+from headway.server.api.requests import ChatCompletionRequest, CompletionRequest, StreamOptions
+from headway.server.api.response_format import JsonSchemaFormat, ResponseFormat
+from headway.server.api.tool_definitions import AllowedTools, FunctionDefinition, ToolDefinition
 from headway.tokenizer import spell_bad_words
 from tests.unit.server.fake_engine import (
     CHAT,

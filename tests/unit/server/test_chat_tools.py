@@ -12,7 +12,7 @@ from headway.errors import ConfigError
 from headway.sampling_params import SamplingParams
 from headway.server.api import jobs
 from headway.server.server_config import ServerConfig
-from headway.structured.answer_formats import TOOL_FORMATS
+from headway.structured.tool_call_formats import TOOL_FORMATS
 from headway.tokenizer import Tokenizer
 from headway.wire.messages import Delta
 from tests.unit.server.fake_engine import (

@@ -15,6 +15,7 @@ from tests.unit.server.fake_engine import (
     EMBEDDINGS,
     FakeEngine,
     FakeServer,
+    engine_ready,
     events,
     infill_tokenizer,
     until,
@@ -158,6 +159,7 @@ def test_prompts_are_cut_to_their_last_tokens() -> None:
 
 def test_the_middle_is_filled_in() -> None:
     server = FakeServer(tokenizer=infill_tokenizer())
+    server.engine.info = engine_ready(vocab_size=server.tokenizer.backend.get_vocab_size())
     assert server.complete(["def f", "x"], suffix="return 1").status_code == 200
     encode = server.tokenizer.encode
     first, middle, last = (server.tokenizer.backend.token_to_id(f"<fim_{n}>") for n in ("prefix", "suffix", "middle"))

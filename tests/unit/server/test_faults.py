@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 
 from headway.front.engine_client import Health
 from headway.outputs import SilentProgress
+from headway.server.api.api_errors import ApiError
 from headway.server.api.requests import CompletionRequest
 from headway.server.http import asgi_io
-from headway.server.http.asgi_io import decode_json
+from headway.server.http.asgi_io import BodyReader, decode_json
 from headway.wire.engine_stats import EngineStats
 from headway.wire.messages import Delta
 from tests.unit.server.fake_engine import (
@@ -79,6 +81,15 @@ def test_large_bodies_are_413() -> None:
             yield b"x" * 1000
 
     assert server.call("POST", CHAT, content=chunks(), headers=JSON).status_code == 413  # no content-length
+
+
+async def test_large_bodies_have_their_turn_one_after_another() -> None:
+    reader = BodyReader(max_bytes=2**20, timeout_s=1.0)
+    body = json.dumps({"prompt": "x" * asgi_io.PART_BYTES}).encode()
+    wrong = body[:-1]
+    for content in [body, wrong] * asgi_io.BODIES_AT_ONCE:
+        with contextlib.nullcontext() if content is body else pytest.raises(ApiError, match="not valid JSON"):
+            await reader.parse(content, CompletionRequest)
 
 
 def part_of_a_body(server: FakeServer, data: bytes) -> RawClient:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from headway.server.api.openapi import OPERATIONS
+from headway.server.limits import LIMITS
 from headway.server.metrics import access_log
 from headway.server.metrics.access_log import AccessLog, AccessRecord
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, run
@@ -291,10 +292,10 @@ def test_a_reader_that_does_not_read_costs_lines_and_no_time(monkeypatch: pytest
     monkeypatch.setattr(sys, "stdout", pipe)
     monkeypatch.setattr(access_log, "CLOSE_S", 0.2)
     log = AccessLog()
-    for _ in range(2 * access_log.MAX_QUEUED_LINES):
+    for _ in range(2 * LIMITS.max_queued_log_lines):
         log.write(AccessRecord("id", "GET", "/", ""))
     log.close()
-    assert len(log._lines) <= access_log.MAX_QUEUED_LINES
+    assert len(log._lines) <= LIMITS.max_queued_log_lines
     pipe.is_open.set()
 
 

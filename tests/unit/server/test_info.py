@@ -16,7 +16,7 @@ from headway import __version__
 from headway.server.api import openapi
 from headway.server.api.record_fields import ApiRecord
 from headway.server.api.responses_api import ResponsesRequest
-from headway.server.api.routes import MAX_TOLD_TOKENS
+from headway.server.limits import LIMITS
 from headway.server.metrics.server_metrics import Histogram, RecentQuantiles, RecentShare
 from headway.tokenizer import Tokenizer
 from tests.unit.clock import Clock
@@ -311,4 +311,4 @@ def test_tokenizer_info() -> None:
     server.tokenizer = small_tokenizer()
     server.tokenizer.backend.add_special_tokens([f"<|reserved_{number}|>" for number in range(5000)])
     many = FakeServer(tokenizer=Tokenizer(server.tokenizer.backend))
-    assert len(many.call("GET", "/tokenizer_info").json()["added_tokens"]) == MAX_TOLD_TOKENS
+    assert len(many.call("GET", "/tokenizer_info").json()["added_tokens"]) == LIMITS.max_special_tokens

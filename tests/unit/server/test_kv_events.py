@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from starlette.types import Message
 
-from headway.front.streams import MAX_UNREAD_BLOCKS, CacheEvent
+from headway.front.watch_streams import MAX_UNREAD_BLOCKS, CacheEvent
 from headway.server.api import routes
+from headway.server.limits import LIMITS
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, engine_ready, until
 
 PATH = "/v1/kv_events"
@@ -92,7 +94,7 @@ async def status_of(server: FakeServer) -> int:
 
 
 async def test_too_many_readers_are_refused_until_one_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "MAX_FOLLOWERS", 2)
+    monkeypatch.setattr(routes, "LIMITS", replace(LIMITS, max_followers=2))
     server = following()
     await reader(server).leave()
     assert server.engine.followers == [], "one that leaves at once leaves nothing behind"
@@ -105,7 +107,7 @@ async def test_too_many_readers_are_refused_until_one_leaves(monkeypatch: pytest
 
 
 async def test_a_quiet_stream_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "QUIET_S", 0.005)
+    monkeypatch.setattr(routes, "LIMITS", replace(LIMITS, quiet_s=0.005))
     server = following()
     client = reader(server)
     await until(lambda: client.body.count(b": nothing new") >= 2)

@@ -7,6 +7,7 @@ import contextlib
 import json
 import re
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
@@ -18,6 +19,7 @@ from starlette.testclient import TestClient
 from headway.console.flags import engine_flags
 from headway.front.engine_client import Health
 from headway.server.app import create_app
+from headway.server.limits import LIMITS
 from headway.server.live import live_page
 from headway.server.live.batch_advice import GROWTH_WINDOW_S, Trend, Vitals, advise
 from headway.server.live.batch_frames import (
@@ -30,7 +32,7 @@ from headway.server.live.batch_frames import (
     FrameBuilder,
     TokenTimes,
 )
-from headway.server.live.live_page import MAX_QUEUED_EVENTS, LiveHub, LiveHubs, live_routes
+from headway.server.live.live_page import LiveHub, LiveHubs, live_routes
 from headway.server.metrics.server_metrics import RecentTimes, percentile
 from headway.wire import messages
 from headway.wire.engine_stats import EngineStats
@@ -431,7 +433,7 @@ async def test_a_slow_viewer_misses_frames_and_memory_stays_small() -> None:
             (queue,) = hub._viewers
             await until(queue.full)
             await until(lambda: engine.stats.batch.generation_tokens == 60)
-            assert queue.qsize() <= MAX_QUEUED_EVENTS
+            assert queue.qsize() <= LIMITS.max_queued_events
             assert (await next_frame(view))["numbers"]["generation_tokens"] > 0
 
 
@@ -452,7 +454,7 @@ async def test_a_failure_inside_ends_the_streams_and_the_next_viewer_starts_anew
     async with views_of(hub) as (view,):
         await next_frame(view)
         engine.viewers[0].push("no snapshot")  # type: ignore[arg-type]
-        assert len([event async for event in view]) <= MAX_QUEUED_EVENTS
+        assert len([event async for event in view]) <= LIMITS.max_queued_events
     async with views_of(hub) as (again,):
         await next_frame(again)
 
@@ -518,7 +520,7 @@ async def test_one_that_is_away_is_said_to_all_and_only_its_own_view_is_unwell()
         assert [each["ok"] for each in well["replicas"]] == [True, False]
         hubs.close()
         for view in views:
-            assert len([event async for event in view]) <= MAX_QUEUED_EVENTS
+            assert len([event async for event in view]) <= LIMITS.max_queued_events
         assert [event async for event in hubs.of("0").events()] == []
     assert hubs.num_viewers == 0
 
@@ -535,7 +537,7 @@ def test_a_replica_that_is_not_there(wanted: str) -> None:
 
 
 async def test_all_viewers_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_page, "MAX_VIEWERS", 2)
+    monkeypatch.setattr(live_page, "LIMITS", replace(LIMITS, max_viewers=2))
     server, hubs = FakeServer(), LiveHubs(two_replicas())
     server.app = create_app(server.services, [*live_routes(two_replicas(), hubs=hubs)])
     async with views_of(hubs, "0", "1") as views, server.client() as client:

@@ -11,14 +11,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway.core.request_options import RequestOptions
-from headway.front.engine_client import EngineClient, _Open
-from headway.front.streams import RequestStream
-from headway.sampling_params import SamplingParams
 from headway.server.admission.queue_limits import QueueLimits, Reservation
 from headway.server.admission.service_classes import ServiceClass, ServiceClasses
 from headway.server.api.api_errors import ApiError
-from headway.wire.engine_stats import EngineStats
-from headway.wire.messages import AddRequest, Delta, StepBatch
 from tests.unit.clock import Clock
 from tests.unit.engine_stats import engine_stats
 from tests.unit.server.fake_engine import COMPLETIONS, FakeEngine, FakeServer, RawClient, until
@@ -275,14 +270,3 @@ async def test_metrics_by_class() -> None:
     assert found["class_shed_total", "low"] == 1
     assert (found["class_queue_requests", "low"], found["class_queue_requests", "high"]) == (1, 1)
     await leave(*clients)
-
-
-def test_the_client_of_the_engine_marks_who_has_begun() -> None:
-    engine = EngineClient()
-    streams = [RequestStream(name, lambda _: None) for name in ("a", "b", "c")]
-    (replica,) = engine.replicas
-    for stream in streams:
-        own = engine._open[stream.request_id] = _Open(AddRequest(stream.request_id, [1], SamplingParams()), stream, 0.0)
-        own.replica = replica
-    engine.take(replica, StepBatch([Delta("c", text="x", token_ids=[1])], EngineStats(), ["a", "gone"]))
-    assert [stream.has_begun for stream in streams] == [True, False, True]

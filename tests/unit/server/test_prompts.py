@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from headway.errors import RequestTooLargeError
 from headway.server.api.api_errors import ApiError
-from headway.server.api.prompts import ITEM_CHARS, PromptMaker
-from headway.server.api.requests import ChatMessage
+from headway.server.api.chat_messages import ChatMessage
+from headway.server.api.prompts import PromptMaker
+from headway.server.limits import LIMITS
 from headway.tokenizer.tokenizer import LONG_CHARS, SHORT_CHARS
 from tests.unit.server.fake_engine import engine_ready, run, small_tokenizer
 
@@ -46,7 +48,7 @@ def chat(num_chars: int, **fields: Any) -> list[ChatMessage]:
 @pytest.mark.parametrize(
     ("messages", "options", "on_the_spot"),
     [
-        (chat(SHORT_CHARS - ITEM_CHARS), {}, True),
+        (chat(SHORT_CHARS - LIMITS.item_chars), {}, True),
         (chat(SHORT_CHARS), {}, False),
         (chat(1, name="x" * SHORT_CHARS), {}, False),
         (chat(1) * 10, {}, False),
@@ -111,7 +113,7 @@ def test_a_text_that_is_too_long_is_refused_before_it_is_tokenised(make: str, mo
         "decode": (lambda size: maker.decode([300] * size, info), f"at most 32000 ids; there are {most + 1}"),
     }
     work, told = calls[make]
-    with pytest.raises(ApiError, match=told):
+    with pytest.raises((ApiError, RequestTooLargeError), match=told):
         run(work(most + 1))
     assert watched.in_loop == []
     if make == "tokenize":

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headway.server.api.answer_requests import MAX_TOOLS
+from headway.server.api.tool_definitions import MAX_TOOLS
 from headway.structured.tool_schemas import MAX_NESTING
 from tests.unit.server.fake_engine import (
     BEAMS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from headway.server.admission.fair_slots import FairSlots
 from headway.server.api import shaper as shaper_module
 from headway.server.api.api_errors import ApiError
 from headway.server.api.shaper import LONG, SHORT, Shaper
-from headway.structured.answer_shape import ShapeJob
+from headway.server.limits import LIMITS
 from headway.structured.helper_jobs import do_job
 from headway.structured.helper_processes import HelpersLostError, Limits
+from headway.structured.output_shape import ShapeJob
 
 
 class ScriptedHelpers:
@@ -119,7 +121,7 @@ async def test_clients_take_turns() -> None:
 
 
 async def test_a_client_may_have_only_so_many_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shaper_module, "MAX_WAITING_OF_ONE", 4)
+    monkeypatch.setattr(shaper_module, "LIMITS", replace(LIMITS, max_waiting_jobs_of_one=4))
     helpers = ScriptedHelpers()
     jobs = await helpers.held(*(f"a{n}" for n in range(4)))
     with pytest.raises(ApiError, match="waiting to be compiled") as refused:
@@ -137,7 +139,7 @@ async def test_a_lost_nursery_costs_nothing_but_time() -> None:
 
 
 async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shaper_module, "MAX_KEPT", 3)
+    monkeypatch.setattr(shaper_module, "LIMITS", replace(LIMITS, max_kept_shapes=3))
     helpers = ScriptedHelpers()
     for n in (*range(5), 4, 3, 2, 1):
         await helpers.ask(f"a{n}")

@@ -16,14 +16,14 @@ import pytest
 
 from headway.core.request_options import RequestOptions
 from headway.sampling_params import SamplingParams
-from headway.server.api.answers import PromptTokensDetails, Usage
 from headway.server.api.api_errors import overloaded
 from headway.server.api.generation import Generation
 from headway.server.api.message_events import MessageEvents, WholeMessage
 from headway.server.api.prompts import PromptMaker
 from headway.server.api.response_events import ResponseEvents, WholeResponse
+from headway.server.api.response_models import PromptTokensDetails, Usage
 from headway.server.api.responses_api import ResponsesRequest
-from headway.structured.answer_pieces import CallArguments, CallBegin, ContentPiece, Piece, ReasoningPiece
+from headway.structured.output_pieces import CallArguments, CallBegin, ContentPiece, Piece, ReasoningPiece
 from headway.wire.messages import Delta, TokenLogprob
 
 PROMPTS = cast(PromptMaker, SimpleNamespace(token_bytes=lambda token_id: [token_id]))

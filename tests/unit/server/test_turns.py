@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from headway.server.api import routes, turns
 from headway.server.api.turns import TURN_S, Turns, written_in_turns
+from headway.server.limits import LIMITS
 from tests.unit.clock import Clock
 from tests.unit.server.fake_engine import COMPLETIONS, FakeEngine, FakeServer, RawClient, run
 
@@ -75,7 +77,7 @@ def test_what_an_answer_has_much_of_is_written_piece_by_piece(
 
 def test_a_stream_that_was_not_read_is_written_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine is ahead by a whole answer; the text does not change, and each part is sent by itself."""
-    monkeypatch.setattr(routes, "DELTAS_AT_ONCE", 7)
+    monkeypatch.setattr(routes, "LIMITS", replace(LIMITS, deltas_at_once=7))
 
     async def stream() -> RawClient:
         client = FakeServer(FakeEngine(words=WORDS)).begin(COMPLETIONS, stream=True, **LONG)

@@ -20,11 +20,11 @@ import pytest
 from headway.errors import HeadwayError, InvalidRequestError
 from headway.sampling_params import StructuredOutputsParams
 from headway.structured import compiling
-from headway.structured.answer_shape import Shape, ShapeJob
 from headway.structured.compiling import GrammarCompiler, needs_trial
 from headway.structured.grammars import grammar_of
-from headway.structured.helper_jobs import LEAST_BYTES, Refusal, decode_answer, encode_job
+from headway.structured.helper_jobs import LEAST_BYTES, Refusal, decode_result, encode_job
 from headway.structured.helper_processes import HelperProcesses, Limits
+from headway.structured.output_shape import Shape, ShapeJob
 from headway.structured.tool_schemas import Tool
 from tests.unit.structured.matching import embedded_tokenizer
 
@@ -183,7 +183,7 @@ def helpers() -> Iterator[HelperProcesses]:
 def answered(helpers: HelperProcesses, **fields: Any) -> Any:
     found = helpers.run(encode_job(ShapeJob(**fields)), AMPLE)
     assert found is not None
-    return decode_answer(found)
+    return decode_result(found)
 
 
 def test_a_shape_is_made_and_numbers_of_any_size_survive(helpers: HelperProcesses) -> None:

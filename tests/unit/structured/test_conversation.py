@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from headway.errors import InvalidRequestError
-from headway.structured.answer_formats import TOOL_FORMATS
 from headway.structured.conversation import chat_text, tools_from
+from headway.structured.tool_call_formats import TOOL_FORMATS
 from headway.structured.tool_schemas import MAX_NESTING, is_too_deep
 from headway.tokenizer import Tokenizer, tokenizer_from_gguf
 from tests.unit.tokenizer.small import byte_level_metadata

@@ -14,14 +14,14 @@ from headway.errors import HeadwayError, InvalidRequestError
 from headway.sampling_params import StructuredOutputsParams
 from headway.server.api.api_errors import as_sent, bad_request
 from headway.server.http import asgi_io
-from headway.structured.answer_formats import TOOL_FORMATS
-from headway.structured.answer_spec import AnswerSpec
 from headway.structured.grammars import grammar_of
 from headway.structured.json_pattern import PatternError, opposite_pattern
 from headway.structured.json_schema import prepare_schema
 from headway.structured.notations import NotationError, as_lark, num_intersections, regex_in_lark
+from headway.structured.output_spec import OutputSpec
 from headway.structured.python_literals import _json_of_word
 from headway.structured.tool_arguments import _found_anywhere
+from headway.structured.tool_call_formats import TOOL_FORMATS
 from headway.structured.tool_schemas import Tool, parameter_list, prepared_tool
 from tests.attacks.hostile_inputs import hostile_grammars, hostile_regexes, hostile_schemas, hostile_tools
 from tests.unit.structured.matching import soon
@@ -66,7 +66,7 @@ def written(**values: str) -> None:
 def called(tools: list[dict[str, Any]], form: str) -> None:
     functions = [tool["function"] for tool in tools]
     made = [prepared_tool(Tool(one["name"], parameters=one.get("parameters")), "tools")[0] for one in functions]
-    AnswerSpec(tools=tuple(made), tool_format=TOOL_FORMATS[form], tool_choice="required").grammar({})
+    OutputSpec(tools=tuple(made), tool_format=TOOL_FORMATS[form], tool_choice="required").grammar({})
 
 
 READERS: dict[str, Callable[[str], object]] = {

@@ -19,10 +19,11 @@ import torch
 
 from headway.core.kv.blocks import DIGEST_BYTES
 from headway.errors import ConfigError
-from headway.transfer import block_client, block_messages, block_server
+from headway.transfer import block_connection, block_messages, block_server, carriers
 from headway.transfer.block_client import PeerBlocks
 from headway.transfer.block_messages import Carrier, Offer, Piece, TransferError
-from headway.transfer.block_server import MAX_CONNECTIONS, BlockAt, BlockServer, Places
+from headway.transfer.block_server import MAX_CONNECTIONS, BlockAt, BlockServer
+from headway.transfer.carriers import Places
 from headway.wire.greeting import NONCE_BYTES
 
 BLOCK_BYTES = 1000
@@ -285,7 +286,7 @@ def test_a_silent_server_is_given_up(folder: Path) -> None:
 
 
 def test_signs_of_life_are_enough(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_server, "ALIVE_S", 0.02)
+    monkeypatch.setattr(block_connection, "ALIVE_S", 0.02)
     memory = Memory()
     with contextlib.closing(Engine(memory, "shm", folder)) as engine:
         patient = PeerBlocks(fingerprint=FINGERPRINT, silent_s=1.0)
@@ -298,8 +299,8 @@ def test_signs_of_life_are_enough(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_places_that_are_not_given_back_do_not_stay_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_server, "ALIVE_S", 0.02)
-    monkeypatch.setattr(block_server, "SILENT_S", 0.1)
+    monkeypatch.setattr(block_connection, "ALIVE_S", 0.02)
+    monkeypatch.setattr(block_connection, "SILENT_S", 0.1)
     with contextlib.closing(Engine(Memory(range(4)), "shm", folder)) as engine:
         with socket.socket(socket.AF_UNIX) as raw:
             raw.connect(engine.server.address.removeprefix("shm://"))
@@ -313,7 +314,7 @@ def test_places_that_are_not_given_back_do_not_stay_away(folder: Path, monkeypat
 def test_a_place_that_is_written_again_is_noticed() -> None:
     places = Places("shm", BLOCK_BYTES, 2, "cpu")
     offer = Offer(1, "", BLOCK_BYTES, 2, "shm")
-    source = block_client._source(offer, [places.descriptor], None)
+    source = carriers.source_of(offer, [places.descriptor], None)
     slot = memoryview(bytearray(BLOCK_BYTES))
     no_socket = socket.socket()
     places.begin_write([1])
@@ -469,7 +470,7 @@ def test_blocks_that_lie_one_behind_the_other_are_one_copy(
         return copy(target, source, non_blocking)
 
     monkeypatch.setattr(torch.Tensor, "copy_", counted)
-    block_client.copy_rows([ours[row] for row in targets], [theirs[row] for row in sources])
+    carriers.copy_rows([ours[row] for row in targets], [theirs[row] for row in sources])
     assert torch.equal(ours, expected) and len(copied) == num_copies
-    block_client.copy_rows([memoryview(slot) for slot in slots], [theirs[row] for row in sources])
+    carriers.copy_rows([memoryview(slot) for slot in slots], [theirs[row] for row in sources])
     assert slots == [bytearray(theirs[row].numpy().tobytes()) for row in sources], "in memory of the host, one by one"

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from headway.errors import EngineStartError, HeadwayError
-from headway.front import engine_client, ray_cluster
+from headway.front import prefills, ray_cluster
 from headway.front.connection import EngineProcess
 from headway.front.engine_client import EngineClient
 from headway.front.placement import EngineSpec
@@ -38,11 +38,11 @@ from headway.wire.messages import (
     Delta,
     EngineReady,
     Heartbeat,
+    ReportCache,
     Shutdown,
     Start,
     StartUpFailed,
     StepBatch,
-    TellCache,
     UnreadableRequest,
     Watch,
     decode_from_engine,
@@ -242,8 +242,8 @@ def test_news_go_to_those_who_want_them(shared: Shared) -> None:
     shared.channel.send(news)
     shared.channel.send(Heartbeat(0.0))
     assert first.receive(2) == [news, Heartbeat(0.0)] and second.receive() == [Heartbeat(0.0)]
-    first.send(TellCache())
-    assert shared.receive() == [TellCache()]
+    first.send(ReportCache())
+    assert shared.receive() == [ReportCache()]
     first.send(Watch(on=True))
     second.send(Watch(on=True))
     assert shared.receive(2) == [Watch(on=True)] * 2
@@ -482,7 +482,7 @@ async def test_front_ends_share_engines_that_compute_prompts_and_those_that_answ
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Prefill and decode apart, blocks over TCP. A front end that takes it for an engine that answers is refused."""
-    monkeypatch.setattr(engine_client, "computes_elsewhere", lambda choice: True)
+    monkeypatch.setattr(prefills, "computes_elsewhere", lambda choice: True)
 
     async def ask(client: EngineClient, first: int) -> str:
         prompt = [first + number % 3 for number in range(401)]

@@ -20,17 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headway.config import did_you_mean
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
-from headway.errors import ConfigError, InvalidRequestError
+from headway.errors import ConfigError, InvalidRequestError, did_you_mean
 from headway.server.api.api_errors import bad_request
 from headway.server.api.record_fields import HTTP_OPTIONS, option_values
 from headway.server.api.requests import GenerationRequest
+from headway.server.limits import LIMITS
 
 TARGETS = ("ttft_target_ms", "tpot_target_ms")
-MAX_TARGET_MS = 86_400_000.0
-MAX_PRIORITY = 2**31
-"""Of requests, too: numbers are smaller than this and larger than its opposite."""
 EXAMPLE = """\
 default = "standard"          # the class of requests that name none
 
@@ -148,7 +145,7 @@ def _class(name: str, table: object) -> ServiceClass:
     for key in TARGETS:
         if key in table and not is_target_ms(table[key]):
             raise ConfigError(f"{where}{key} must be a number of milliseconds above 0, not {_shown(table[key])}.")
-    _check_whole(table, "priority", 1 - MAX_PRIORITY, MAX_PRIORITY - 1, where)
+    _check_whole(table, "priority", 1 - LIMITS.max_priority, LIMITS.max_priority - 1, where)
     _check_whole(table, "max_waiting", 1, 2**40, where)
     _check_whole(table, "shed", 0, 2**31, where)
     try:
@@ -161,7 +158,7 @@ def _class(name: str, table: object) -> ServiceClass:
 def is_target_ms(value: object) -> bool:
     """Whether this is a time that a request could be promised."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return is_number and 0 < value <= MAX_TARGET_MS  # type: ignore[operator]
+    return is_number and 0 < value <= LIMITS.max_target_ms  # type: ignore[operator]
 
 
 def _check_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
@@ -179,11 +176,6 @@ def _check_whole(table: Mapping[str, Any], key: str, least: int, most: int, wher
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-MAX_USER_CHARS = 256
-MAX_SALT_CHARS = 256
-MAX_CACHE_TTL_S = 86_400.0
 
 
 class Scheduling(NamedTuple):
@@ -221,15 +213,18 @@ def _class_of(request: GenerationRequest, classes: ServiceClasses) -> ServiceCla
 
 def _check_limits(request: GenerationRequest) -> None:
     """What the server bounds beyond the record's own rules."""
-    if len(request.user or "") > MAX_USER_CHARS:
-        raise bad_request(f"'user' may have at most {MAX_USER_CHARS} characters.", param="user")
+    if len(request.user or "") > LIMITS.max_user_chars:
+        raise bad_request(f"'user' may have at most {LIMITS.max_user_chars} characters.", param="user")
     for name in TARGETS:
         own_ms = getattr(request, name)
         if own_ms is not None and not is_target_ms(own_ms):
-            raise bad_request(f"'{name}' must be above 0 and at most {MAX_TARGET_MS:.0f} milliseconds.", param=name)
-    if not -MAX_PRIORITY < (request.priority or 0) < MAX_PRIORITY:
-        raise bad_request(f"'priority' must be between -{MAX_PRIORITY} and {MAX_PRIORITY}.", param="priority")
-    if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= MAX_SALT_CHARS:
-        raise bad_request(f"'cache_salt' must have 1 to {MAX_SALT_CHARS} characters.", param="cache_salt")
-    if request.cache_ttl_s is not None and not 0 <= request.cache_ttl_s <= MAX_CACHE_TTL_S:
-        raise bad_request(f"'cache_ttl_s' must be from 0 to {MAX_CACHE_TTL_S:g} seconds.", param="cache_ttl_s")
+            raise bad_request(
+                f"'{name}' must be above 0 and at most {LIMITS.max_target_ms:.0f} milliseconds.", param=name
+            )
+    most = LIMITS.max_priority
+    if not -most < (request.priority or 0) < most:
+        raise bad_request(f"'priority' must be between -{most} and {most}.", param="priority")
+    if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= LIMITS.max_salt_chars:
+        raise bad_request(f"'cache_salt' must have 1 to {LIMITS.max_salt_chars} characters.", param="cache_salt")
+    if request.cache_ttl_s is not None and not 0 <= request.cache_ttl_s <= LIMITS.max_cache_ttl_s:
+        raise bad_request(f"'cache_ttl_s' must be from 0 to {LIMITS.max_cache_ttl_s:g} seconds.", param="cache_ttl_s")

@@ -16,8 +16,7 @@ from typing import Any
 
 import msgspec
 
-from headway.config import did_you_mean
-from headway.errors import EngineUnavailableError, HeadwayError, InvalidRequestError, RequestTooLargeError
+from headway.errors import EngineUnavailableError, HeadwayError, InvalidRequestError, RequestTooLargeError, did_you_mean
 from headway.wire.messages import Delta
 
 logger = logging.getLogger(__name__)
@@ -110,18 +109,6 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
     return ApiError(400, message, param=param, code=code)
 
 
-def prompt_too_long(why: str, *, num_tokens: int, max_model_len: int, param: str) -> ApiError:
-    """The prompt does not fit. Clients look for the first sentence: they then drop the beginning of a conversation, or
-    ask another model."""
-    return ApiError(
-        400,
-        f"This model's maximum context length is {max_model_len} tokens. However, {why}.",
-        param=param,
-        code=CONTEXT_LENGTH_EXCEEDED,
-        details={"num_tokens": num_tokens, "max_tokens": max_model_len - 1},
-    )
-
-
 def overloaded(message: str, *, code: str, retry_after_s: int = RETRY_AFTER_S) -> ApiError:
     """There is no room in the queue now."""
     return ApiError(429, message, code=code, headers={"retry-after": str(retry_after_s)})
@@ -211,7 +198,9 @@ def from_exception(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestTooLargeError):
-        return bad_request(str(error), param=error.param, code=CONTEXT_LENGTH_EXCEEDED)
+        lengths = {"num_tokens": error.num_tokens, "max_tokens": error.max_tokens}
+        details = None if error.num_tokens is None else lengths
+        return ApiError(400, str(error), param=error.param, code=CONTEXT_LENGTH_EXCEEDED, details=details)
     if isinstance(error, InvalidRequestError):
         return bad_request(str(error), param=error.param)
     if isinstance(error, EngineUnavailableError):

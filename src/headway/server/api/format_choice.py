@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import re
 
-from headway.structured.answer_formats import TOOL_FORMATS, USUAL_TOOL_FORMAT, ToolFormat, shown_tool_format
 from headway.structured.conversation import renders_tools
+from headway.structured.tool_call_formats import TOOL_FORMATS, USUAL_TOOL_FORMAT, ToolFormat, shown_tool_format
 
 logger = logging.getLogger(__name__)
 AUTO = "auto"

@@ -25,10 +25,10 @@ from headway.outputs import SilentProgress
 from headway.predict import PromptView
 from headway.predict.prediction_thread import Ended, Guesses, PredictionThread
 from headway.server.admission.queue_limits import Reservation
-from headway.server.api.answers import PromptTokensDetails, Usage
 from headway.server.api.api_errors import ApiError, as_sent, from_delta, unavailable
 from headway.server.api.jobs import Job
 from headway.server.api.prompts import Prompt
+from headway.server.api.response_models import PromptTokensDetails, Usage
 from headway.server.http.draining import shutting_down
 from headway.server.metrics.access_log import AccessRecord
 from headway.server.metrics.server_metrics import ServerMetrics

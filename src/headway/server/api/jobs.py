@@ -11,35 +11,31 @@ from headway.errors import InvalidRequestError
 from headway.outputs import check_dimensions
 from headway.sampling_params import SamplingParams, StructuredOutputsParams
 from headway.server.admission.service_classes import Scheduling
-from headway.server.api.answer_specs import (
+from headway.server.api.api_errors import ApiError, as_sent, bad_request, from_exception, under_name
+from headway.server.api.prompts import Prompt, PromptMaker
+from headway.server.api.record_fields import sampling_values
+from headway.server.api.request_bounds import (
+    chat_logprobs,
+    check_params,
+    check_prompt_logprobs,
+    check_request,
+    check_top,
+)
+from headway.server.api.requested_output import (
     PLAIN,
     Constraint,
-    answer_spec,
     check_no_search,
+    output_spec,
     shape_job,
     template_options,
     tools_of,
     with_shape,
 )
-from headway.server.api.api_errors import ApiError, as_sent, bad_request, under_name
-from headway.server.api.prompts import Prompt, PromptMaker
-from headway.server.api.record_fields import SAMPLING_NAMES, sampling_values
 from headway.server.api.requests import ChatCompletionRequest, CompletionRequest, EmbeddingRequest, GenerationRequest
 from headway.server.services import Services
-from headway.structured.answer_spec import AnswerSpec
 from headway.structured.grammars import check_bounds
+from headway.structured.output_spec import OutputSpec
 from headway.wire.messages import EngineReady
-
-MAX_STOP_STRINGS = 64
-MAX_STOP_CHARS = 1024
-MAX_ALL_CHARS = 8192
-"""Of all stop strings of a request together, and of all bad words."""
-MAX_LIST_ITEMS = 1024
-MAX_TOP_LOGPROBS = 20
-MAX_PROMPT_LOGPROBS = 2**18
-"""Log-probabilities of prompts in one answer: more would take the engine's loop longer than others should wait."""
-MAX_BEAMS = 64
-"""Also of `stop_token_ids` with a search. To rank the continuations of so many beams takes 5 ms, in which all wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +57,7 @@ class Job:
     hide_output: bool = False
     """Only the prompt is wanted: `max_tokens` was 0, or it is for a vector. The engine makes one token all the same,
     which is not shown."""
-    answer: AnswerSpec = PLAIN
+    answer: OutputSpec = PLAIN
     """What may come, and how calls and thoughts are told from text."""
     constraint_path: str | None = None
     """The field of the request that says what the answer must match; the engine knows it as `structured_outputs`."""
@@ -101,16 +97,16 @@ class Job:
 
 async def chat_job(request: ChatCompletionRequest, scheduling: Scheduling, services: Services) -> Job:
     """Check a chat request and turn its messages into tokens."""
-    _check(request, services)
+    check_request(request, services)
     if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
         raise bad_request("'max_tokens' and 'max_completion_tokens' differ; send one of them.", param="max_tokens")
-    num_logprobs = _chat_logprobs(request)
+    num_logprobs = chat_logprobs(request)
     max_tokens = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
     values = sampling_values(request) | {
         "max_tokens": max_tokens,
         "logprobs": num_logprobs if request.logprobs else None,
     }
-    params = _check_params(values, services, scheduling, num_prompts=1, stream=bool(request.stream))
+    params = check_params(values, services, scheduling, num_prompts=1, stream=bool(request.stream))
     constraint, tools = Constraint.of_request(request), tools_of(request)
     check_no_search(request, constraint, has_tools=bool(tools))
     prompt = await services.prompts.from_messages(
@@ -122,7 +118,7 @@ async def chat_job(request: ChatCompletionRequest, scheduling: Scheduling, servi
         template_options=template_options(request, services.prompts.template_source),
         most_tokens=_most_tokens(request, params, services.info),
     )
-    answer = answer_spec(request, services.formats, prompt_text=prompt.text or "")
+    answer = output_spec(request, services.formats, prompt_text=prompt.text or "")
     shaped = await _shaped(answer, params, constraint, scheduling, services)
     return await _job(
         request,
@@ -138,8 +134,8 @@ async def chat_job(request: ChatCompletionRequest, scheduling: Scheduling, servi
 
 async def completion_job(request: CompletionRequest, scheduling: Scheduling, services: Services) -> Job:
     """Check a completion request and tokenise its prompts."""
-    _check(request, services)
-    _check_top("logprobs", request.logprobs)
+    check_request(request, services)
+    check_top("logprobs", request.logprobs)
     echo, hide_output = bool(request.echo), request.max_tokens == 0
     if hide_output and not echo:
         raise bad_request("'max_tokens' must be at least 1, unless 'echo' is true.", param="max_tokens")
@@ -150,7 +146,7 @@ async def completion_job(request: CompletionRequest, scheduling: Scheduling, ser
     values = sampling_values(request) | {"max_tokens": max_tokens, "logprobs": request.logprobs}
     if num_logprobs is not None and echo:
         values["prompt_logprobs"] = max(num_logprobs, request.prompt_logprobs or 0)
-    params = _check_params(values, services, scheduling, num_prompts=num_prompts(request), stream=bool(request.stream))
+    params = check_params(values, services, scheduling, num_prompts=num_prompts(request), stream=bool(request.stream))
     constraint = Constraint.of_request(request)
     check_no_search(request, constraint)
     params = (await _shaped(PLAIN, params, constraint, scheduling, services)).params
@@ -185,8 +181,8 @@ async def embedding_job(
     params = SamplingParams.for_embedding(given.pooling or "mean")
     try:
         job = await completion_job(request, scheduling, services)
-    except ApiError as error:
-        raise under_name(error, "prompt", "input") from error
+    except (ApiError, InvalidRequestError) as error:
+        raise under_name(from_exception(error), "prompt", "input") from error
     return dataclasses.replace(job, params=params, hide_output=True)
 
 
@@ -200,15 +196,13 @@ async def _job(
     num_logprobs: int | None,
     echo: bool = False,
     hide_output: bool = False,
-    answer: AnswerSpec = PLAIN,
+    answer: OutputSpec = PLAIN,
     constraint_path: str | None = None,
 ) -> Job:
-    _check_prompt_logprobs(params, prompts)
-    if params.bad_words:
-        params = params.with_bad_word_token_ids(await services.prompts.bad_words(params.bad_words))
+    check_prompt_logprobs(params, num_tokens=sum(len(prompt.token_ids) for prompt in prompts))
     return Job(
         prompts=prompts,
-        params=params,
+        params=await services.prompts.spell(params, services.info),
         options=options,
         stream=bool(request.stream),
         include_usage=request.include_usage,
@@ -242,12 +236,12 @@ def _most_tokens(request: GenerationRequest, params: SamplingParams, info: Engin
 class _Shaped(NamedTuple):
     """What an answer may look like, and the parameters that see to it."""
 
-    answer: AnswerSpec
+    answer: OutputSpec
     params: SamplingParams
 
 
 async def _shaped(
-    answer: AnswerSpec,
+    answer: OutputSpec,
     params: SamplingParams,
     constraint: Constraint | None,
     scheduling: Scheduling,
@@ -285,122 +279,11 @@ def _with_structured_outputs(params: SamplingParams, values: dict[str, Any], *, 
         raise as_sent(bad_request(str(error), param=error.param), path) from error
 
 
-def _constraint_path(answer: AnswerSpec, constraint: Constraint | None) -> str | None:
+def _constraint_path(answer: OutputSpec, constraint: Constraint | None) -> str | None:
     """Schemas of tools have been looked at one by one, so with both it is the text's form that may be wrong."""
     if constraint is not None:
         return constraint.path
     return "tools" if answer.tools else None
-
-
-def _check_prompt_logprobs(params: SamplingParams, prompts: list[Prompt]) -> None:
-    if params.prompt_logprobs is None:
-        return
-    number = (1 + params.prompt_logprobs) * sum(len(prompt.token_ids) for prompt in prompts)
-    if number > MAX_PROMPT_LOGPROBS:
-        raise bad_request(
-            f"The request asks for {number} log-probabilities of its prompts' tokens; there may be "
-            f"{MAX_PROMPT_LOGPROBS}. Ask for fewer alternatives, or send fewer prompts at once.",
-            param="prompt_logprobs",
-        )
-
-
-def _check(request: GenerationRequest, services: Services) -> None:
-    """What can be said without looking at the prompt; first whatever bounds the work of the checks that follow."""
-    services.check_model(request.model)
-    _check_texts("stop", [request.stop] if isinstance(request.stop, str) else request.stop, most=MAX_STOP_STRINGS)
-    _check_texts("bad_words", request.bad_words, most=MAX_LIST_ITEMS)
-    for name in SAMPLING_NAMES:
-        value = getattr(request, name)
-        if isinstance(value, list | dict) and len(value) > MAX_LIST_ITEMS:
-            raise bad_request(f"'{name}' may have at most {MAX_LIST_ITEMS} entries.", param=name)
-    request.check_supported()
-    if request.priority and services.info.scheduling_policy != "priority":
-        raise bad_request(
-            "'priority' needs a server that was started with --scheduling-policy priority.",
-            param="priority",
-            code="unsupported_field",
-        )
-    _check_cache(request, services.info)
-    if request.prompt_logprobs is not None and request.stream:
-        raise bad_request("'prompt_logprobs' cannot be streamed.", param="prompt_logprobs")
-    _check_top("prompt_logprobs", request.prompt_logprobs)
-
-
-def _check_texts(name: str, texts: list[str] | None, *, most: int) -> None:
-    lengths = [len(text) for text in (texts or ())[: most + 1]]
-    if len(lengths) > most or max(lengths, default=0) > MAX_STOP_CHARS or sum(lengths) > MAX_ALL_CHARS:
-        raise bad_request(
-            f"'{name}' may have {most} strings of at most {MAX_STOP_CHARS} characters, and {MAX_ALL_CHARS} together.",
-            param=name,
-        )
-
-
-def _check_cache(request: GenerationRequest, info: EngineReady) -> None:
-    for name in ("cache_salt", "cache_ttl_s"):
-        if getattr(request, name) and not info.prefix_caching:
-            raise bad_request(
-                f"'{name}' needs a prefix cache, and this server was started with --no-enable-prefix-caching.",
-                param=name,
-                code="unsupported_field",
-            )
-
-
-def _chat_logprobs(request: ChatCompletionRequest) -> int | None:
-    _check_top("top_logprobs", request.top_logprobs)
-    if request.logprobs or (request.logprob_token_ids and request.logprobs is None):
-        return request.top_logprobs or 0
-    _check_wants_logprobs(request)
-    if request.top_logprobs:
-        raise bad_request("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
-    return None
-
-
-def _check_wants_logprobs(request: ChatCompletionRequest) -> None:
-    """Those of named tokens are told with those of the chosen ones."""
-    if request.logprob_token_ids:
-        raise bad_request("'logprob_token_ids' needs 'logprobs': true.", param="logprob_token_ids")
-
-
-def _check_top(name: str, value: int | None) -> None:
-    if value is not None and not 0 <= value <= MAX_TOP_LOGPROBS:
-        raise bad_request(f"'{name}' must be from 0 to {MAX_TOP_LOGPROBS}.", param=name)
-
-
-def _check_params(
-    values: dict[str, Any], services: Services, scheduling: Scheduling, *, num_prompts: int, stream: bool
-) -> SamplingParams:
-    """The parameters, or what the engine would raise, while it can still be answered with a status of its own; and what
-    would never fit into the queue, before it is tokenised."""
-    checked = SamplingParams(**values)
-    checked.validate_for_vocabulary(services.info.vocab_size)
-    if stream:
-        checked.check_can_stream()
-    if checked.use_beam_search:
-        _check_search(checked, services.info)
-    num_sequences, most = checked.num_choices * num_prompts, services.max_waiting(scheduling.service_class)
-    if num_sequences > most:
-        kind = "beams" if checked.use_beam_search else "completions"
-        raise bad_request(
-            f"The request asks for {num_sequences} {kind}; at most {most} can wait here.",
-            param=_width_name(checked) if checked.num_choices > 1 else "prompt",
-        )
-    return checked
-
-
-def _check_search(params: SamplingParams, info: EngineReady) -> None:
-    most = min(MAX_BEAMS, info.vocab_size)
-    if params.num_choices > most:
-        name = _width_name(params)
-        raise bad_request(f"'{name}' may be at most {most} with 'use_beam_search'.", param=name)
-    if len(params.extra_stop_token_ids) > MAX_BEAMS:
-        raise bad_request(
-            f"'stop_token_ids' may have at most {MAX_BEAMS} entries with 'use_beam_search'.", param="stop_token_ids"
-        )
-
-
-def _width_name(params: SamplingParams) -> str:
-    """The field that says how many sequences are made."""
-    return "n" if params.best_of is None else "best_of"
 
 
 def num_prompts(request: GenerationRequest) -> int:

@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from headway.server.api.answer_blocks import AnswerBlocks, Block, BlockChange, Closed, Grown, Opened
 from headway.server.api.api_errors import ApiError
+from headway.server.api.content_blocks import Block, BlockChange, Closed, ContentBlocks, Grown, Opened
 from headway.server.api.generation import Generation
 from headway.server.api.message_errors import message_error
 from headway.wire.messages import Delta
@@ -17,20 +17,20 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class TextAnswer(msgspec.Struct, tag_field="type", tag="text"):
+class TextContent(msgspec.Struct, tag_field="type", tag="text"):
     """Text."""
 
     text: str
 
 
-class ThinkingAnswer(msgspec.Struct, tag_field="type", tag="thinking"):
+class ThinkingContent(msgspec.Struct, tag_field="type", tag="thinking"):
     """What the model thought. Thoughts are not signed here."""
 
     thinking: str
     signature: str = ""
 
 
-class ToolUseAnswer(msgspec.Struct, tag_field="type", tag="tool_use"):
+class ToolUseContent(msgspec.Struct, tag_field="type", tag="tool_use"):
     """A call."""
 
     id: str
@@ -38,7 +38,7 @@ class ToolUseAnswer(msgspec.Struct, tag_field="type", tag="tool_use"):
     input: dict[str, Any]
 
 
-AnswerContent = TextAnswer | ThinkingAnswer | ToolUseAnswer
+MessageContent = TextContent | ThinkingContent | ToolUseContent
 
 
 class MessageUsage(msgspec.Struct):
@@ -55,7 +55,7 @@ class Message(msgspec.Struct, tag_field="type", tag="message"):
 
     id: str
     model: str
-    content: list[AnswerContent]
+    content: list[MessageContent]
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
@@ -68,7 +68,7 @@ class TokenCount(msgspec.Struct):
     input_tokens: int
 
 
-class _MessageAnswer:
+class _MessageWriter:
     """What both ways to answer share."""
 
     def __init__(self, generation: Generation, model: str, *, block_size: int, hides_thoughts: bool = False) -> None:
@@ -77,7 +77,7 @@ class _MessageAnswer:
         self._block_size = block_size
         self._hides_thoughts = hides_thoughts
         self._suffix = generation.id.rpartition("-")[2]
-        self._blocks = AnswerBlocks(generation.job.answer.parser())
+        self._blocks = ContentBlocks(generation.job.answer.parser())
 
     @property
     def _stop_reason(self) -> StopReason:
@@ -102,7 +102,7 @@ class _MessageAnswer:
             num_pinned = max(0, num_prompt // self._block_size * self._block_size - num_cached)
         return MessageUsage(num_prompt - num_cached - num_pinned, usage.completion_tokens, num_cached, num_pinned)
 
-    def _message(self, content: list[AnswerContent], *, is_complete: bool) -> Message:
+    def _message(self, content: list[MessageContent], *, is_complete: bool) -> Message:
         return Message(
             id=f"msg_{self._suffix}",
             model=self._model,
@@ -112,12 +112,12 @@ class _MessageAnswer:
             usage=self._usage(),
         )
 
-    def _content(self, block: Block, text: str) -> AnswerContent:
+    def _content(self, block: Block, text: str) -> MessageContent:
         if block.kind == "text":
-            return TextAnswer(text)
+            return TextContent(text)
         if block.kind == "reasoning":
-            return ThinkingAnswer("" if self._hides_thoughts else text)
-        return ToolUseAnswer(f"toolu_{self._suffix}{block.index:02d}", block.name, _arguments(text))
+            return ThinkingContent("" if self._hides_thoughts else text)
+        return ToolUseContent(f"toolu_{self._suffix}{block.index:02d}", block.name, _arguments(text))
 
 
 def _arguments(text: str) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _arguments(text: str) -> dict[str, Any]:
         return {}
 
 
-class WholeMessage(_MessageAnswer):
+class WholeMessage(_MessageWriter):
     """The answer as one message."""
 
     async def collect(self) -> Message:
@@ -142,7 +142,7 @@ class WholeMessage(_MessageAnswer):
         return self._message(content, is_complete=True)
 
 
-class MessageEvents(_MessageAnswer):
+class MessageEvents(_MessageWriter):
     """The answer as events, each with its name."""
 
     _DELTAS: ClassVar[dict[str, tuple[str, str]]] = {

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from headway.server.admission.service_classes import MAX_USER_CHARS
 from headway.server.api.api_errors import ApiError, bad_request
 from headway.server.api.api_translation import (
     ChatMessages,
@@ -30,7 +29,7 @@ from headway.server.api.message_blocks import (
     ToolUseBlock,
 )
 from headway.server.api.record_fields import ApiRecord, check_nesting
-from headway.server.api.requests import MAX_MESSAGES
+from headway.server.limits import LIMITS
 
 CACHE_TTL_S = {"5m": 300.0, "1h": 3600.0}
 """How long `cache_control` pins the prompt."""
@@ -268,7 +267,7 @@ def message_names(request: CountTokensRequest) -> Renaming:
 def _user(metadata: Metadata | None) -> str | None:
     """Some agents send more than a user's name has; a digest tells users apart as well."""
     user = None if metadata is None else metadata.user_id
-    if user is None or len(user) <= MAX_USER_CHARS:
+    if user is None or len(user) <= LIMITS.max_user_chars:
         return user
     return f"sha256:{hashlib.sha256(user.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
@@ -336,9 +335,9 @@ class _Translation:
         chat = ChatMessages()
         if request.system:
             chat.add_text("system", self._texts(request.system, "system"))
-        if len(request.messages) > MAX_MESSAGES:
+        if len(request.messages) > LIMITS.max_messages:
             raise bad_request(
-                f"There are {len(request.messages)} messages; there may be {MAX_MESSAGES}.", param="messages"
+                f"There are {len(request.messages)} messages; there may be {LIMITS.max_messages}.", param="messages"
             )
         for index, message in enumerate(request.messages):
             self._add(chat, message, f"messages[{index}].content")

@@ -11,20 +11,6 @@ import msgspec
 import msgspec.inspect
 
 from headway import __version__
-from headway.server.api.answers import (
-    ChatCompletion,
-    Completion,
-    DetokenizeResponse,
-    EmbeddingList,
-    HealthResponse,
-    KVEvent,
-    LoadResponse,
-    ModelCard,
-    ModelList,
-    TokenizeResponse,
-    TokenizerInfo,
-    VersionResponse,
-)
 from headway.server.api.api_errors import ErrorResponse
 from headway.server.api.message_errors import MessageError
 from headway.server.api.message_events import Message, TokenCount
@@ -38,6 +24,20 @@ from headway.server.api.requests import (
     TokenizeRequest,
 )
 from headway.server.api.response_events import InputTokenCount, ResponseObject
+from headway.server.api.response_models import (
+    ChatCompletion,
+    Completion,
+    DetokenizeResponse,
+    EmbeddingList,
+    HealthResponse,
+    KVEvent,
+    LoadResponse,
+    ModelCard,
+    ModelList,
+    TokenizeResponse,
+    TokenizerInfo,
+    VersionResponse,
+)
 from headway.server.api.responses_api import InputTokensRequest, ResponsesRequest
 
 

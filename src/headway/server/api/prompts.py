@@ -1,7 +1,7 @@
 """From text and messages to token ids, in threads.
 
 Size is looked at before anything else is done with a text: what cannot be a prompt of this model is refused, whatever
-the endpoint.
+the endpoint. What else makes a good prompt is the `RequestPreparer`'s to say.
 """
 
 from __future__ import annotations
@@ -9,28 +9,24 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import msgspec
 
-from headway.errors import HeadwayError
-from headway.server.api.api_errors import bad_request, prompt_too_long
-from headway.server.api.requests import ChatMessage
-from headway.structured.answer_formats import ToolFormat
+from headway.engine.request_preparer import RequestPreparer
+from headway.errors import HeadwayError, RequestTooLargeError
+from headway.sampling_params import SamplingParams
+from headway.server.api.api_errors import bad_request
+from headway.server.api.chat_messages import ChatMessage
+from headway.server.limits import LIMITS
 from headway.structured.conversation import chat_text
+from headway.structured.tool_call_formats import ToolFormat
 from headway.structured.tool_schemas import Tool
-from headway.tokenizer import Tokenizer, spell_bad_words
-from headway.tokenizer.tokenizer import LONG_CHARS, SHORT_CHARS, TokenizerThreads
+from headway.tokenizer import Tokenizer
+from headway.tokenizer.tokenizer import IDS_PER_CHAR, LONG_CHARS, SHORT_CHARS, TokenizerThreads
 from headway.wire.messages import EngineReady
 
-MAX_CHARS_PER_TOKEN = 32
-"""No text is longer than so many characters for each token of the context, nor a list of token ids. Text has 3 to 5
-characters per token; what has more than 32 is made of long runs of one character."""
-IDS_PER_CHAR = 16
-"""To look at so many token ids takes as long as to tokenise a character."""
-ITEM_CHARS = 64
-"""What a message, or one of several texts, counts for by itself: a template loops over messages."""
 _TEMPLATE_OWN = frozenset(
     {
         *("messages", "tools", "tool_format", "add_generation_prompt", "continue_final_message"),
@@ -60,8 +56,9 @@ class PromptMaker:
         self._tokenizer = tokenizer
         self._tool_format = tool_format
         self._threads = TokenizerThreads(num_threads)
+        self._preparer_of = lru_cache(1)(partial(RequestPreparer, tokenizer=tokenizer))
         longest_token = max(map(len, tokenizer.backend.get_vocab()), default=1) if tokenizer else 1
-        self._chars_per_token = min(longest_token, MAX_CHARS_PER_TOKEN)
+        self._chars_per_token = min(longest_token, LIMITS.max_chars_per_token)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -69,6 +66,10 @@ class PromptMaker:
         if self._tokenizer is None:
             raise bad_request("This model has no tokenizer; send the prompt as token ids to /v1/completions.")
         return self._tokenizer
+
+    def preparer(self, info: EngineReady) -> RequestPreparer:
+        """What checks requests for the engine with these measures, here as there."""
+        return self._preparer_of(vocab_size=info.vocab_size, max_model_len=info.max_model_len)
 
     @property
     def template_source(self) -> str:
@@ -108,7 +109,7 @@ class PromptMaker:
         if options:  # what a template makes of them is not known here, but it need not be given more than a prompt
             num_chars += SHORT_CHARS + len(msgspec.json.encode(options))
         self._check_chars(num_chars, info, param="messages")
-        return await self._threads.run(encode, num_chars=num_chars + ITEM_CHARS * len(messages))
+        return await self._threads.run(encode, num_chars=num_chars + LIMITS.item_chars * len(messages))
 
     async def run(self, work: Callable[[], _T], *, num_chars: int) -> _T:
         """What else must be done with a request's text, as long as it takes to tokenise so many characters."""
@@ -128,7 +129,7 @@ class PromptMaker:
         encode = partial(
             self._encode, info=info, param="prompt", add_special_tokens=add_special_tokens, most_tokens=most_tokens
         )
-        num_chars = sum(map(len, texts)) + ITEM_CHARS * (len(texts) - 1)
+        num_chars = sum(map(len, texts)) + LIMITS.item_chars * (len(texts) - 1)
         return await self._threads.run(lambda: list(map(encode, texts)), num_chars=num_chars)
 
     async def between(
@@ -141,24 +142,25 @@ class PromptMaker:
         def encode() -> list[Prompt]:
             return [self._encode_infill(text, suffix, info, add_special_tokens) for text in texts]
 
-        return await self._threads.run(encode, num_chars=sum(len(text) + len(suffix) + ITEM_CHARS for text in texts))
+        num_chars = sum(len(text) + len(suffix) + LIMITS.item_chars for text in texts)
+        return await self._threads.run(encode, num_chars=num_chars)
 
-    async def bad_words(self, words: Sequence[str]) -> list[list[int]]:
-        """The token sequences that spell words that a request must not contain."""
-        spell = partial(spell_bad_words, words, self.tokenizer)
-        return await self._threads.run(spell, num_chars=sum(map(len, words)) + ITEM_CHARS * (len(words) - 1))
+    async def spell(self, params: SamplingParams, info: EngineReady) -> SamplingParams:
+        """The same parameters with the token sequences of their bad words."""
+        words = params.bad_words or ()
+        spell = partial(self.preparer(info).spell, params)
+        return await self._threads.run(spell, num_chars=sum(map(len, words)) + LIMITS.item_chars * (len(words) - 1))
 
     async def from_ids(
         self, given: Sequence[list[int]], info: EngineReady, *, most_tokens: int | None = None
     ) -> list[Prompt]:
         """Token ids as they are, or the last ones of them, once they are known to be tokens."""
         prompts = given if most_tokens is None else [token_ids[-most_tokens:] for token_ids in given]
-        for token_ids in prompts:
-            _check_length(len(token_ids), info, param="prompt")
+        preparer = self.preparer(info)
 
         def check() -> list[Prompt]:
             for token_ids in prompts:
-                _check_ids(token_ids, info, param="prompt")
+                preparer.check_prompt(token_ids)
             return [Prompt(token_ids) for token_ids in prompts]
 
         return await self._threads.run(check, num_chars=sum(map(len, prompts)) // IDS_PER_CHAR)
@@ -166,16 +168,17 @@ class PromptMaker:
     async def decode(self, token_ids: list[int], info: EngineReady) -> str:
         """The text of token ids that a client sent, special tokens included."""
         self.check_number(token_ids, info)
+        preparer = self.preparer(info)
 
         def decode() -> str:
-            _check_ids(token_ids, info, param="tokens")
+            preparer.check_ids(token_ids, param="tokens")
             return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
         return await self._threads.run(decode, num_chars=len(token_ids))
 
     def check_number(self, token_ids: list[int], info: EngineReady) -> None:
         """400 for more token ids than are decoded at once."""
-        most = info.max_model_len * MAX_CHARS_PER_TOKEN
+        most = info.max_model_len * LIMITS.max_chars_per_token
         if len(token_ids) > most:
             raise bad_request(f"'tokens' may have at most {most} ids; there are {len(token_ids)}.", param="tokens")
 
@@ -249,12 +252,10 @@ class PromptMaker:
     ) -> Prompt:
         self._check_chars(len(text), info, param=param)
         token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        if not token_ids:
-            raise bad_request(f"'{param}' is empty.", param=param)
         if most_tokens is not None and len(token_ids) > most_tokens:
             token_ids = token_ids[-most_tokens:]
             text = self.tokenizer.decode(token_ids, skip_special_tokens=False)
-        _check_length(len(token_ids), info, param=param)
+        self.preparer(info).check_prompt(token_ids, param=param)
         return Prompt(token_ids, text)
 
     def _encode_infill(self, text: str, suffix: str, info: EngineReady, add_special_tokens: bool) -> Prompt:
@@ -265,37 +266,16 @@ class PromptMaker:
                 param="suffix",
                 code="unsupported_field",
             )
-        _check_length(len(infill.token_ids), info, param="prompt")
+        self.preparer(info).check_prompt(infill.token_ids)
         return Prompt(infill.token_ids, end_token_id=infill.end_token_id)
 
     def _check_chars(self, num_chars: int, info: EngineReady, *, param: str) -> None:
         most = info.max_model_len * self._chars_per_token
         if num_chars > most:
-            raise prompt_too_long(
+            raise RequestTooLargeError.for_context(
                 f"'{param}' may have at most {most} characters, {self._chars_per_token} for each of them; this one has "
                 f"{num_chars}",
                 num_tokens=num_chars // self._chars_per_token,
                 max_model_len=info.max_model_len,
                 param=param,
             )
-
-
-def _check_ids(token_ids: list[int], info: EngineReady, *, param: str) -> None:
-    if not token_ids:
-        raise bad_request(f"'{param}' is empty.", param=param)
-    low, high = min(token_ids), max(token_ids)
-    if low < 0 or high >= info.vocab_size:
-        raise bad_request(
-            f"'{param}' has token id {low if low < 0 else high}; the vocabulary has ids 0 to {info.vocab_size - 1}.",
-            param=param,
-        )
-
-
-def _check_length(num_tokens: int, info: EngineReady, *, param: str) -> None:
-    if num_tokens >= info.max_model_len:
-        raise prompt_too_long(
-            f"'{param}' has {num_tokens} tokens; with at least one of output, it may have {info.max_model_len - 1}",
-            num_tokens=num_tokens,
-            max_model_len=info.max_model_len,
-            param=param,
-        )

@@ -35,7 +35,7 @@ class HttpOption(NamedTuple):
 
 NOT_SAMPLING_FIELDS = frozenset({"detokenize", "logprobs", "structured_outputs"})
 """Answers are text. OpenAI's two endpoints differ in what `logprobs` is: it is a field of theirs. What an answer must
-match has several fields, and is a record of its own: see `answer_requests`."""
+match has several fields, and is a record of its own: `response_format.StructuredOutputs`."""
 SAMPLING_TYPES: Mapping[str, Any] = {"early_stopping": bool | Literal["never"]}
 NOT_OF_ONE_ANSWER = frozenset(
     {

@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from headway.server.api.answer_blocks import AnswerBlocks, Block, BlockChange, Closed, Grown, Opened
-from headway.server.api.answers import ChatLogprob, LogprobForm, chat_logprobs
 from headway.server.api.api_errors import ApiError
+from headway.server.api.content_blocks import Block, BlockChange, Closed, ContentBlocks, Grown, Opened
 from headway.server.api.generation import Generation
+from headway.server.api.logprobs import LogprobForm, chat_logprobs
 from headway.server.api.prompts import PromptMaker
+from headway.server.api.response_models import ChatLogprob
 from headway.server.api.response_tools import custom_input, sent_tools
 from headway.server.api.responses_api import ResponsesRequest
 from headway.wire.messages import Delta, PositionLogprobs
@@ -168,7 +169,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
 # ---- both ways to answer --------------------------------------------------------------------------------------------
 
 
-class _ResponseAnswer:
+class _ResponseWriter:
     """What both share: the frame, and blocks as items."""
 
     def __init__(self, generation: Generation, request: ResponsesRequest, model: str, prompts: PromptMaker) -> None:
@@ -177,7 +178,7 @@ class _ResponseAnswer:
         self._model = model
         self._logprob_form = LogprobForm.of(generation.job, prompts)
         self._suffix = generation.id.rpartition("-")[2]
-        self._blocks = AnswerBlocks(generation.job.answer.parser())
+        self._blocks = ContentBlocks(generation.job.answer.parser())
         self._renamed = {tool.flat_name: tool for tool in sent_tools(request.tools) if tool.namespace or tool.is_custom}
 
     @property
@@ -276,7 +277,7 @@ class _ResponseAnswer:
         return f"{prefix}_{self._suffix}{block.index:02d}"
 
 
-class WholeResponse(_ResponseAnswer):
+class WholeResponse(_ResponseWriter):
     """The answer as one response."""
 
     async def collect(self) -> ResponseObject:
@@ -289,7 +290,7 @@ class WholeResponse(_ResponseAnswer):
         return self._response()
 
 
-class ResponseEvents(_ResponseAnswer):
+class ResponseEvents(_ResponseWriter):
     """The answer as events, each with its name and number."""
 
     def __init__(self, generation: Generation, request: ResponsesRequest, model: str, prompts: PromptMaker) -> None:

@@ -10,8 +10,8 @@ import msgspec
 from headway.server.api.api_errors import bad_request
 from headway.server.api.api_translation import ChatMessages, given, record_by_type
 from headway.server.api.record_fields import ApiRecord, check_nesting
-from headway.server.api.requests import MAX_MESSAGES
 from headway.server.api.response_tools import custom_arguments, flat_name
+from headway.server.limits import LIMITS
 
 _Neutral = dict[str, tuple[Any, ...]]
 _Status = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -189,8 +189,8 @@ def chat_messages(instructions: str | None, items: str | Sequence[Any] | None) -
         messages.add_text("user", [items])
         return messages.written()
     items = items or ()
-    if len(items) > MAX_MESSAGES:
-        raise bad_request(f"'input' has {len(items)} items; there may be {MAX_MESSAGES}.", param="input")
+    if len(items) > LIMITS.max_messages:
+        raise bad_request(f"'input' has {len(items)} items; there may be {LIMITS.max_messages}.", param="input")
     for index, value in enumerate(items):
         _add(messages, record_by_type(value, f"input[{index}]", _ITEMS, default="message"), f"input[{index}]")
     return messages.written()

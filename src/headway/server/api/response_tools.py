@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from headway.server.api.answer_requests import MAX_TOOLS
 from headway.server.api.api_errors import bad_request
 from headway.server.api.api_translation import given, leave_out_hosted_tool, record_by_type
 from headway.server.api.record_fields import ApiRecord
+from headway.server.api.tool_definitions import MAX_TOOLS
 
 HOSTED_TOOLS = frozenset(
     {

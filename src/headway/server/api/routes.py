@@ -21,19 +21,24 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headway import __version__
-from headway.front.streams import CacheEvent, CacheStream
+from headway.front.watch_streams import CacheEvent, CacheStream
 from headway.predict import PromptView
 from headway.server.admission.service_classes import Scheduling, scheduling_of
-from headway.server.api.answer_writers import (
-    ChatEvents,
-    CompletionEvents,
-    PartedChatEvents,
-    chat_answer,
-    completion_answer,
-    echoed_texts,
-    embedding_answer,
+from headway.server.api.api_errors import ApiError, from_exception, overloaded
+from headway.server.api.chat_events import ChatEvents, CompletionEvents, ParsedChatEvents
+from headway.server.api.generation import Forecast, Generation, forecast
+from headway.server.api.jobs import Job, chat_job, completion_job, embedding_job, num_prompts
+from headway.server.api.json_bodies import chat_body, completion_body, echoed_texts, embedding_body
+from headway.server.api.prompts import Prompt
+from headway.server.api.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    GenerationRequest,
+    TokenizeRequest,
 )
-from headway.server.api.answers import (
+from headway.server.api.response_models import (
     DetokenizeResponse,
     HealthResponse,
     KVEvent,
@@ -45,20 +50,9 @@ from headway.server.api.answers import (
     VersionResponse,
     json_response,
 )
-from headway.server.api.api_errors import ApiError, from_exception, overloaded
-from headway.server.api.generation import Forecast, Generation, forecast
-from headway.server.api.jobs import Job, chat_job, completion_job, embedding_job, num_prompts
-from headway.server.api.prompts import Prompt
-from headway.server.api.requests import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    GenerationRequest,
-    TokenizeRequest,
-)
 from headway.server.http.asgi_io import record_of, send_bytes, send_json, until_disconnect
 from headway.server.http.draining import SHUTTING_DOWN
+from headway.server.limits import LIMITS
 from headway.server.metrics import prometheus
 from headway.server.metrics.access_log import AccessRecord
 from headway.server.services import Services
@@ -70,25 +64,17 @@ _STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 
-MAX_FOLLOWERS = 64
-"""Clients that read `/v1/kv_events`. Each is sent every change, in the time of the loop that serves requests."""
-DELTAS_AT_ONCE = 128
-"""What has come for a stream whose client was slow to read is written in parts, between which others go on."""
-QUIET_S = 15.0
-"""A stream with nothing to tell sends a comment as often as that: proxies keep it, and who is gone is noticed."""
 DIGEST_RULE = (
     "blake2b-256 of the digest of the block before and the block's tokens (int32, little-endian); before the first "
     "block: blake2b-256 of the salt, personalised with 'headway-root'"
 )
-MAX_TOLD_TOKENS = 1024
-"""Of a vocabulary's special tokens, in one answer."""
 _B = TypeVar("_B", bound=msgspec.Struct)
 """The body of an endpoint."""
 _R = TypeVar("_R", bound=GenerationRequest)
 """The request it stands for; in OpenAI's older APIs that is the body itself."""
 
 
-class AnswerEvents(Protocol):
+class EventStream(Protocol):
     """An answer as server-sent events."""
 
     def begin(self) -> bytes: ...
@@ -138,20 +124,20 @@ class GenerationRoute(ABC, Generic[_B, _R]):
         views = [_view(job, prompt, self._services.info) for prompt in job.prompts]
         return await forecast(views, n=job.n, thread=thread, metrics=self._services.metrics, arrival_s=arrival_s)
 
-    async def _stream(self, generation: Generation, events: AnswerEvents, record: AccessRecord, send: Send) -> None:
+    async def _stream(self, generation: Generation, events: EventStream, record: AccessRecord, send: Send) -> None:
         started = False
         try:
             async with generation:
                 async for deltas in generation:
-                    for place in range(0, len(deltas), DELTAS_AT_ONCE):
-                        part = deltas[place : place + DELTAS_AT_ONCE]
+                    for place in range(0, len(deltas), LIMITS.deltas_at_once):
+                        part = deltas[place : place + LIMITS.deltas_at_once]
                         data = events.write(part) if started else events.begin() + events.write(part)
                         if not started:
                             started = True
                             await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
                         if data:
                             await send({"type": "http.response.body", "body": data, "more_body": True})
-                        if len(deltas) > DELTAS_AT_ONCE:
+                        if len(deltas) > LIMITS.deltas_at_once:
                             await asyncio.sleep(0)
             last = events.end()
         except Exception as error:
@@ -175,7 +161,7 @@ class GenerationRoute(ABC, Generic[_B, _R]):
     async def _whole(self, given: _B, generation: Generation) -> bytes: ...
 
     @abstractmethod
-    async def _events(self, given: _B, generation: Generation) -> AnswerEvents: ...
+    async def _events(self, given: _B, generation: Generation) -> EventStream: ...
 
 
 def _view(job: Job, prompt: Prompt, info: EngineReady) -> PromptView:
@@ -204,10 +190,10 @@ class ChatCompletions(GenerationRoute[ChatCompletionRequest, ChatCompletionReque
         return await chat_job(request, scheduling, self._services)
 
     async def _whole(self, given: ChatCompletionRequest, generation: Generation) -> bytes:
-        return await chat_answer(generation, self._services.model_name, self._services.prompts)
+        return await chat_body(generation, self._services.model_name, self._services.prompts)
 
     async def _events(self, given: ChatCompletionRequest, generation: Generation) -> ChatEvents:
-        kind = ChatEvents if generation.job.is_plain else PartedChatEvents
+        kind = ChatEvents if generation.job.is_plain else ParsedChatEvents
         return kind(generation, self._services.model_name, self._services.prompts)
 
 
@@ -224,7 +210,7 @@ class Completions(GenerationRoute[CompletionRequest, CompletionRequest]):
         return await completion_job(request, scheduling, self._services)
 
     async def _whole(self, given: CompletionRequest, generation: Generation) -> bytes:
-        return await completion_answer(generation, self._services.model_name, self._services.prompts)
+        return await completion_body(generation, self._services.model_name, self._services.prompts)
 
     async def _events(self, given: CompletionRequest, generation: Generation) -> CompletionEvents:
         echoes = await echoed_texts(generation, self._services.prompts)
@@ -244,9 +230,9 @@ class Embeddings(GenerationRoute[EmbeddingRequest, CompletionRequest]):
         return await embedding_job(given, request, scheduling, self._services)
 
     async def _whole(self, given: EmbeddingRequest, generation: Generation) -> bytes:
-        return await embedding_answer(generation, self._services.model_name, given)
+        return await embedding_body(generation, self._services.model_name, given)
 
-    async def _events(self, given: EmbeddingRequest, generation: Generation) -> AnswerEvents:
+    async def _events(self, given: EmbeddingRequest, generation: Generation) -> EventStream:
         raise AssertionError("vectors are not streamed")
 
 
@@ -288,7 +274,7 @@ class InfoRoutes:
                 max_model_len=info.max_model_len,
                 chat_template=tokenizer.chat_template,
                 special_tokens=tokenizer.special_tokens,
-                added_tokens=tokenizer.special_token_ids(MAX_TOLD_TOKENS),
+                added_tokens=tokenizer.special_token_ids(LIMITS.max_special_tokens),
                 bos_token_id=tokenizer.bos_token_id,
                 eos_token_ids=list(tokenizer.eos_token_ids),
             )
@@ -405,7 +391,7 @@ class KVEvents:
                 "There is no prefix cache to follow: the server was started with --no-enable-prefix-caching.",
                 code="prefix_caching_off",
             )
-        if self._num_followers >= MAX_FOLLOWERS:
+        if self._num_followers >= LIMITS.max_followers:
             raise overloaded(
                 f"{self._num_followers} clients follow the caches already. Please retry later.",
                 code="too_many_followers",
@@ -427,7 +413,7 @@ class KVEvents:
 
     async def _next(self, stream: CacheStream) -> bytes | None:
         try:
-            async with asyncio.timeout(QUIET_S):
+            async with asyncio.timeout(LIMITS.quiet_s):
                 event = await anext(stream)
         except TimeoutError:
             return b": nothing new\n\n"

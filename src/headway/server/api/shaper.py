@@ -1,4 +1,4 @@
-"""Answers' shapes: schemas, grammars and tools of requests are worked on in helper processes, and the results are kept.
+"""Schemas, grammars and tools of requests are worked on in helper processes, and the results are kept.
 
     digest ──► kept? ──► in work for another request? ──► slot for short jobs ──► slot for long jobs ──► kept
                                                           0.15 s of processor     2 s
@@ -19,19 +19,14 @@ from typing import Protocol
 
 from headway.server.admission.fair_slots import FairSlots
 from headway.server.api.api_errors import overloaded
-from headway.structured.answer_shape import Shape, ShapeJob
+from headway.server.limits import LIMITS
 from headway.structured.compile_grammar import TOO_COMPLEX, refused
-from headway.structured.helper_jobs import Answer, Refusal, decode_answer, encode_job
+from headway.structured.helper_jobs import JobResult, Refusal, decode_result, encode_job
 from headway.structured.helper_processes import HelpersLostError, Limits
+from headway.structured.output_shape import Shape, ShapeJob
 
 SHORT = Limits(cpu_s=0.15, wall_s=10.0)
 LONG = Limits(cpu_s=2.0, wall_s=30.0, niceness=19)
-MAX_WAITING = 512
-"""Jobs of all clients that wait or are in work."""
-MAX_WAITING_OF_ONE = 64
-"""Jobs of one client."""
-MAX_KEPT = 512
-MAX_KEPT_BYTES = 32 * 2**20
 
 
 class Helpers(Protocol):
@@ -78,7 +73,7 @@ class Shaper:
         assert isinstance(answer, Shape)
         return answer
 
-    async def _in_work_or_new(self, digest: bytes, encoded: bytes, client: str) -> Answer:
+    async def _in_work_or_new(self, digest: bytes, encoded: bytes, client: str) -> JobResult:
         work = self._in_work.get(digest)
         if work is None:
             self._check_room(client)
@@ -94,14 +89,14 @@ class Shaper:
 
     def _check_room(self, client: str) -> None:
         own = self._num_of_client[client]
-        if own >= MAX_WAITING_OF_ONE or len(self._in_work) >= MAX_WAITING:
+        if own >= LIMITS.max_waiting_jobs_of_one or len(self._in_work) >= LIMITS.max_waiting_jobs:
             raise overloaded(
-                f"{own if own >= MAX_WAITING_OF_ONE else len(self._in_work)} schemas, grammars or lists of tools are "
-                "waiting to be compiled. Please retry later.",
+                f"{own if own >= LIMITS.max_waiting_jobs_of_one else len(self._in_work)} schemas, grammars or lists of "
+                "tools are waiting to be compiled. Please retry later.",
                 code="grammar_queue_full",
             )
 
-    async def _do(self, digest: bytes, encoded: bytes, client: str) -> Answer:
+    async def _do(self, digest: bytes, encoded: bytes, client: str) -> JobResult:
         self._num_of_client[client] += 1
         try:
             async with self._short.slot(client):
@@ -113,7 +108,7 @@ class Shaper:
             self._num_of_client[client] -= 1
             if not self._num_of_client[client]:
                 del self._num_of_client[client]
-        answer = Refusal(str(refused(TOO_COMPLEX)), "structured_outputs") if found is None else decode_answer(found)
+        answer = Refusal(str(refused(TOO_COMPLEX)), "structured_outputs") if found is None else decode_result(found)
         self._kept.add(digest, answer, num_bytes=len(found or b""))
         return answer
 
@@ -133,7 +128,7 @@ class Shaper:
 class _Work:
     """A job that is in work, for all requests that wait for it."""
 
-    def __init__(self, task: asyncio.Future[Answer]) -> None:
+    def __init__(self, task: asyncio.Future[JobResult]) -> None:
         self.task = task
         self.num_waiting = 0
 
@@ -142,19 +137,19 @@ class _Kept:
     """The answers that were used last."""
 
     def __init__(self) -> None:
-        self._answers: OrderedDict[bytes, tuple[Answer, int]] = OrderedDict()
+        self._answers: OrderedDict[bytes, tuple[JobResult, int]] = OrderedDict()
         self._num_bytes = 0
 
-    def get(self, digest: bytes) -> Answer | None:
+    def get(self, digest: bytes) -> JobResult | None:
         found = self._answers.get(digest)
         if found is None:
             return None
         self._answers.move_to_end(digest)
         return found[0]
 
-    def add(self, digest: bytes, answer: Answer, *, num_bytes: int) -> None:
+    def add(self, digest: bytes, answer: JobResult, *, num_bytes: int) -> None:
         self._answers[digest] = (answer, num_bytes)
         self._num_bytes += num_bytes
-        while len(self._answers) > MAX_KEPT or self._num_bytes > MAX_KEPT_BYTES:
+        while len(self._answers) > LIMITS.max_kept_shapes or self._num_bytes > LIMITS.max_kept_shape_bytes:
             _, (_, freed) = self._answers.popitem(last=False)
             self._num_bytes -= freed

@@ -17,20 +17,12 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from headway.config import did_you_mean
+from headway.errors import did_you_mean
 from headway.server.api.api_errors import RETRY_AFTER_S, ApiError, bad_request
+from headway.server.limits import LIMITS
 from headway.server.metrics.access_log import AccessRecord
 
 JSON = "application/json"
-MAX_VALUES = 2**19
-MAX_NESTED = 2**16
-"""Commas in a body, and opening brackets: so many numbers, and lists or objects, are parsed in a tenth of a second, in
-which the event loop does nothing else. Signs inside of texts count too; no context has room for so many of them."""
-BODIES_AT_ONCE = 32
-"""How many bodies of the largest size may be on their way in; of smaller ones, as many more."""
-SKIP_S = 2.0
-PART_BYTES = 2**18
-"""What the event loop looks at in one go. Larger bodies are parsed one after another, and the loop turns in between."""
 _T = TypeVar("_T", bound=msgspec.Struct)
 _AT = re.compile(r" - at `(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
@@ -111,7 +103,7 @@ async def skip_body(receive: Receive, *, max_bytes: int) -> None:
     One that is too large or too slow is left where it is."""
     num_bytes = 0
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(SKIP_S):
+        async with asyncio.timeout(LIMITS.skip_s):
             while num_bytes <= max_bytes:
                 message = await receive()
                 if message["type"] == "http.disconnect":
@@ -158,10 +150,10 @@ def sizes_of(body: bytes) -> tuple[int, int]:
 
 def check_sizes(num_values: int, num_nested: int) -> None:
     """Long texts are parsed in no time, many small values are not."""
-    if num_values > MAX_VALUES or num_nested > MAX_NESTED:
+    if num_values > LIMITS.max_values or num_nested > LIMITS.max_nested:
         raise bad_request(
-            f"The body has {num_values} commas and {num_nested} opening brackets; there may be {MAX_VALUES} and "
-            f"{MAX_NESTED}. Send fewer prompts at once."
+            f"The body has {num_values} commas and {num_nested} opening brackets; there may be {LIMITS.max_values} and "
+            f"{LIMITS.max_nested}. Send fewer prompts at once."
         )
 
 
@@ -237,9 +229,9 @@ class BodyReader:
 
     async def parse(self, body: bytes, kind: type[_T]) -> _T:
         """The body as a `kind`: 400 says what is wrong with it, 429 that too many large ones wait to be parsed."""
-        if len(body) <= PART_BYTES:
+        if len(body) <= LIMITS.part_bytes:
             return decode_json(body, kind)
-        if self._num_parsing >= BODIES_AT_ONCE:
+        if self._num_parsing >= LIMITS.bodies_at_once:
             raise _too_much()
         self._num_parsing += 1
         try:
@@ -250,8 +242,8 @@ class BodyReader:
 
     async def _parse(self, body: bytes, kind: type[_T]) -> _T:
         num_values = num_nested = 0
-        for start in range(0, len(body), PART_BYTES):
-            values, nested = sizes_of(body[start : start + PART_BYTES])
+        for start in range(0, len(body), LIMITS.part_bytes):
+            values, nested = sizes_of(body[start : start + LIMITS.part_bytes])
             num_values, num_nested = num_values + values, num_nested + nested
             await asyncio.sleep(0)
         check_sizes(num_values, num_nested)
@@ -294,7 +286,7 @@ class BodyReader:
                     raise self._too_large()
                 if not message.get("more_body", False):
                     return b"".join(parts)
-                if self.num_bytes > BODIES_AT_ONCE * self._max_bytes:
+                if self.num_bytes > LIMITS.bodies_at_once * self._max_bytes:
                     raise _too_much()
         finally:
             self.num_bytes -= num_held

@@ -26,21 +26,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from headway.server.api.api_errors import ApiError
 from headway.server.http.request_head import NO_HTTP, checked_target
+from headway.server.limits import LIMITS
 
 logger = logging.getLogger(__name__)
 
-LINGER_S = 2.0
-"""How long a client may go on with a body whose request is answered, so that it gets to read the answer."""
-APP_FIRST_S = 1.0
-"""A body that is too slow is refused by the route that reads it; this much later the connection is closed anyhow."""
-READ_AHEAD_BYTES = 512 * 2**10
-"""What may have been read of a body when the route that reads it finds it too large: 64 KiB and two reads."""
-MAX_PIPELINED = 8
-"""Requests behind the one that is being answered."""
 CHUNK_FRAMING_BYTES = 5
 """Of the smallest chunk: its size in one digit, and two line ends."""
-BODY_PER_FRAMING = 8
-"""Chunks must not be so small that their framing is more than this part of the body: each takes the loop's time."""
 LOG_FULL_EVERY_S = 60.0
 _REFUSAL = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
 _HEAD_TOO_LARGE = ApiError(431, "The request's headers are too large.", code="headers_too_large")
@@ -176,7 +167,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # ---- what arrives -------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        if len(self._unanswered) > MAX_PIPELINED:
+        if len(self._unanswered) > LIMITS.max_pipelined:
             raise ValueError("too many pipelined requests")  # ends the parser, which calls send_400_response
         super().on_message_begin()
         self._enter(_Phase.HEAD)
@@ -242,7 +233,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if phase is _Phase.HEAD:
             self._set_receive_timer(self.timeout_s)
         elif phase is _Phase.BODY:
-            self._set_receive_timer(self.timeout_s + APP_FIRST_S)
+            self._set_receive_timer(self.timeout_s + LIMITS.app_first_s)
         else:
             self._set_receive_timer(None)
             self.limit.set_idle(self, not self._unanswered)
@@ -263,13 +254,13 @@ class BoundedProtocol(HttpToolsProtocol):
     @property
     def _is_too_large(self) -> bool:
         """A body, or what is around it."""
-        framing_bytes = self._phase_bytes - self._body_bytes
-        return framing_bytes > self._max_framing_bytes or self._body_bytes > self.max_body_bytes + READ_AHEAD_BYTES
+        framing_bytes, most = self._phase_bytes - self._body_bytes, self.max_body_bytes + LIMITS.read_ahead_bytes
+        return framing_bytes > self._max_framing_bytes or self._body_bytes > most
 
     @property
     def _max_framing_bytes(self) -> int:
         """For sizes and extensions of chunks, and trailers."""
-        return self.max_header_bytes + self._body_bytes // BODY_PER_FRAMING
+        return self.max_header_bytes + self._body_bytes // LIMITS.body_per_framing
 
     # ---- what is answered ---------------------------------------------------------------------------------------
 
@@ -283,7 +274,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._ahead_bytes = 0
             self.limit.set_idle(self, True)
             if self._phase is _Phase.BODY:
-                self._set_receive_timer(min(self.timeout_s, LINGER_S))
+                self._set_receive_timer(min(self.timeout_s, LIMITS.linger_s))
         super().on_response_complete()
 
     def pause_writing(self) -> None:

@@ -18,16 +18,11 @@ from starlette.types import ASGIApp
 from headway.errors import ConfigError
 from headway.server.http.connection import BoundedProtocol, ConnectionLimit
 from headway.server.http.draining import Drain
+from headway.server.limits import LIMITS
 from headway.server.server_config import ServerConfig
 
 GRACE_S = 10.0
 """After the drain timeout: how long clients may take to read what is left of their answers."""
-KEEP_ALIVE_S = 75
-LISTEN_BACKLOG = 4096
-MAX_OPEN_FILES = 65536
-"""The most that is asked of the system; each connection is an open file, and takes some memory too."""
-RESERVED_FILES = 128
-"""Open files that are no connections: the engine's channel, model files, and those that are just being closed."""
 
 
 Finish = Callable[[float], Awaitable[None]]
@@ -98,17 +93,17 @@ def bind(config: ServerConfig) -> socket.socket:
 def raise_file_limit() -> int:
     """Take as many open files as the system allows, up to `MAX_OPEN_FILES`. Returns how many there may be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
+    wanted = LIMITS.max_open_files if hard == resource.RLIM_INFINITY else min(LIMITS.max_open_files, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
-    return MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, soft)
+    return LIMITS.max_open_files if soft == resource.RLIM_INFINITY else min(LIMITS.max_open_files, soft)
 
 
 def max_connections(num_files: int) -> int:
     """How many of `num_files` open files may be connections."""
-    return max(num_files - RESERVED_FILES, num_files // 2)
+    return max(num_files - LIMITS.reserved_files, num_files // 2)
 
 
 def create_server(
@@ -118,7 +113,7 @@ def create_server(
     finish: Finish,
     *,
     on_started: Callable[[], None] | None = None,
-    num_files: int = MAX_OPEN_FILES,
+    num_files: int = LIMITS.max_open_files,
 ) -> DrainingServer:
     """A server for one event loop; `serve(sockets=[...])` runs it until `drain` is asked for, and until all is over."""
     protocol = type(
@@ -141,8 +136,8 @@ def create_server(
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            backlog=LISTEN_BACKLOG,
+            timeout_keep_alive=LIMITS.keep_alive_s,
+            backlog=LIMITS.listen_backlog,
             ssl_certfile=config.ssl_certfile,
             ssl_keyfile=config.ssl_keyfile,
         )

@@ -17,51 +17,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from typing import Any, Protocol
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from headway.front.engine_client import Health
 from headway.server.api.api_errors import ApiError, overloaded
+from headway.server.limits import LIMITS
 from headway.server.live.batch_advice import Advice, Trend, Vitals, advise
 from headway.server.live.batch_frames import Frame, FrameBuilder, ReplicaLoad, TokenTimes
+from headway.server.live.web_files import PAGE, file_answer
 from headway.server.metrics.server_metrics import WINDOW_S, RecentShare, RecentTimes, percentile
 from headway.wire.engine_stats import EngineStats
 from headway.wire.messages import BlockSnapshot, EngineReady, Snapshot
 
 logger = logging.getLogger(__name__)
 
-PAGE = "index.html"
-MEDIA_TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-}
-SAFETY_HEADERS = {
-    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-}
 FRAME_S = 0.1
 QUIET_FRAME_S = 1.0
 """Between frames while no step is made, and between two pieces of advice."""
 SHOWN_LATENCY_S = 10.0
 """What the page shows is younger than what advice is based on, which is the last minute."""
-MAX_QUEUED_EVENTS = 8
-MAX_VIEWERS = 64
-"""Each of them is sent every frame, in the time of the loop that serves requests."""
 Event = bytes
 
 
@@ -70,14 +52,14 @@ def live_routes(engine: WatchedReplicas, *, hubs: LiveHubs | None = None) -> lis
     live_hubs = hubs or LiveHubs(engine)
 
     async def page(request: Request) -> Response:
-        return _answer(request, PAGE)
+        return file_answer(request, PAGE)
 
     async def web_file(request: Request) -> Response:
-        return _answer(request, request.path_params["file"])
+        return file_answer(request, request.path_params["file"])
 
     async def live(request: Request) -> Response:
         hub = live_hubs.of(request.query_params.get("replica", "0"))
-        if live_hubs.num_viewers >= MAX_VIEWERS:
+        if live_hubs.num_viewers >= LIMITS.max_viewers:
             raise overloaded(
                 f"{live_hubs.num_viewers} are watching already. Please retry later.", code="too_many_viewers"
             )
@@ -89,40 +71,6 @@ def live_routes(engine: WatchedReplicas, *, hubs: LiveHubs | None = None) -> lis
         Route("/web/{file}", web_file, name="web_file"),
         Route("/live", live, methods=["GET"], name="live"),
     ]
-
-
-@dataclass(frozen=True)
-class _WebFile:
-    content: bytes
-    media_type: str
-    etag: str
-
-
-@cache
-def _web_files() -> dict[str, _WebFile]:
-    """By name. A name that is not here cannot be asked for, whatever it is made of."""
-    files = {}
-    for entry in resources.files("headway.server").joinpath("web").iterdir():
-        media_type = MEDIA_TYPES.get(entry.name.rpartition(".")[2])
-        if media_type is not None and entry.is_file():
-            content = entry.read_bytes()
-            files[entry.name] = _WebFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:20]}"')
-    return files
-
-
-def _answer(request: Request, name: str) -> Response:
-    file = _web_files().get(name)
-    if file is None:
-        raise HTTPException(404)
-    headers = {"etag": file.etag, "cache-control": "no-cache", **SAFETY_HEADERS}
-    if file.etag in _known_etags(request):
-        return Response(status_code=304, headers=headers)
-    return Response(file.content, media_type=file.media_type, headers=headers)
-
-
-def _known_etags(request: Request) -> set[str]:
-    known = request.headers.get("if-none-match", "")
-    return {etag.strip().removeprefix("W/") for etag in known.split(",")}
 
 
 class EngineHealth(Protocol):
@@ -315,13 +263,13 @@ class LiveHub:
     @property
     def is_full(self) -> bool:
         """Whether no more may be opened."""
-        return len(self._viewers) >= MAX_VIEWERS
+        return len(self._viewers) >= LIMITS.max_viewers
 
     async def events(self) -> AsyncIterator[Event]:
         """Server-sent events for one viewer: what the engine is, then frames, until the viewer goes or `close`."""
         if self._closed or self.is_full:
             return
-        queue: asyncio.Queue[Event | None] = asyncio.Queue(MAX_QUEUED_EVENTS)
+        queue: asyncio.Queue[Event | None] = asyncio.Queue(LIMITS.max_queued_events)
         self._enter(queue)
         try:
             while (event := await queue.get()) is not None:

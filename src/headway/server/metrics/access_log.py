@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headway.server.api.api_errors import ApiError, error_type
+from headway.server.limits import LIMITS
 from headway.wire.messages import RequestTimings
 
 logger = logging.getLogger(__name__)
 
-MAX_QUEUED_LINES = 10_000
 GATHER_S = 0.05
 """At least so long between two writes: a thread that woke for each line would take time from the next request."""
 CLOSE_S = 2.0
@@ -121,7 +121,7 @@ class AccessLog:
 
     def write(self, record: AccessRecord) -> None:
         """A request has ended."""
-        if len(self._lines) < MAX_QUEUED_LINES:
+        if len(self._lines) < LIMITS.max_queued_log_lines:
             self._lines.append(record.line().decode())
             self._news.set()
 

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+from headway.server.limits import LIMITS
 from headway.server.loop_guard import LoopStalls
 from headway.wire.engine_stats import EngineStats
 from headway.wire.messages import RequestTimings
@@ -25,8 +26,6 @@ STEP_BUCKETS_S = (
     *(0.16, 0.32, 0.64, 1.28, 2.56, 5.12),
 )
 WINDOW_S = 60.0
-MAX_SAMPLES = 20_000
-"""At thousands of tokens a second the window gets shorter than a minute, which does not show."""
 STEP_KINDS = ("decode", "prefill", "mixed")
 FINISH_REASONS = ("stop", "length", "abort", "error")
 TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
@@ -143,7 +142,7 @@ class RecentTimes:
 
     def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._samples: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
+        self._samples: deque[tuple[float, float]] = deque(maxlen=LIMITS.max_samples)
 
     def add(self, seconds: float) -> None:
         """Count something that took `seconds`, now."""

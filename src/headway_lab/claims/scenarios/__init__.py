@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headway.config import did_you_mean
-from headway.errors import ConfigError
+from headway.errors import ConfigError, did_you_mean
 from headway_lab.claims.context import Claim
 from headway_lab.claims.scenarios.batching_eras import ERAS, KV_WASTE, PAGING
 from headway_lab.claims.scenarios.batching_load import BATCH_SIZE, ORCA, QUEUE_DEPTH, SPECULATION

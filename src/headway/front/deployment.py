@@ -1,0 +1,83 @@
+"""Which engines a front end has: how many, where, and what each of them does."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal, Protocol
+
+from headway.errors import ConfigError
+from headway.front.placement import EngineSpec, divide, with_roles
+from headway.front.roles import Roles
+from headway.front.router import Router
+from headway.front.scaling import ScalingRule
+from headway.wire.messages import BlockExchange
+
+
+class Cluster(Protocol):
+    """Machines that run engines."""
+
+    def specs(self, spec: EngineSpec, num_replicas: int) -> list[EngineSpec]:
+        """One for each replica."""
+
+
+class Deployment:
+    """Settled when it is made; what does not go together raises `ConfigError`."""
+
+    def __init__(
+        self,
+        options: Mapping[str, Any] | None = None,
+        *,
+        factory: str | None = None,
+        log_level: str = "INFO",
+        num_replicas: int = 1,
+        scaling: ScalingRule | None = None,
+        router: str = "prefix-aware",
+        reports_caches: bool = False,
+        roles: Roles | None = None,
+        carrier: Literal["auto", "tcp"] = "auto",
+        cluster: Cluster | None = None,
+    ) -> None:
+        """`options` are those of `EngineConfig`, flat. `factory` names another engine, see `engine_process`; it may
+        know other options, too. Engines run on this machine, or on a `cluster`: `num_replicas` of them, with `scaling`
+        in the beginning. `reports_caches`: replicas report what their prefix caches hold even where the router does
+        not ask, so that it can be followed. `roles`: prefill and decode apart, in place of `num_replicas`; `carrier`:
+        what their blocks travel over, as in `BlockExchange`; between machines that is TCP."""
+        if roles is not None and scaling is not None:
+            raise ConfigError("roles are for a fixed number of replicas, without scaling.")
+        if roles is not None and sys.platform != "linux":
+            raise ConfigError("roles need Linux, for the memory that engine processes share.")
+        self.num_started = num_replicas if roles is None else roles.num_replicas
+        """Replicas that have a process from the beginning."""
+        self.scaling = scaling
+        self._router = router
+        self._is_apart = roles is not None
+        most = self.num_started if scaling is None else scaling.most
+        if not (1 if scaling is None else scaling.least) <= self.num_started <= most:
+            raise ConfigError(
+                f"There must be at least one replica, within the limits of scaling, not {self.num_started}."
+            )
+        needs_reports = self.create_router().needs_digests and (most > 1 or roles is not None)
+        spec = EngineSpec(dict(options or {}), factory, log_level, reports_cache=reports_caches or needs_reports)
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        place = divide if cluster is None else cluster.specs
+        if roles is None:
+            self.specs = place(spec, most)
+            """One for each replica that there can be."""
+            return
+        carrier = carrier if cluster is None else "tcp"
+        added = spec.config.options_for_roles(has_gpu=spec.has_gpu, crosses_network=carrier == "tcp")
+        specs = place(replace(spec, options={**spec.options, **added}), most)
+        self._folder = tempfile.TemporaryDirectory(prefix="headway-")
+        self.specs = with_roles(specs, roles, BlockExchange("decode", self._folder.name, carrier))
+
+    def create_router(self) -> Router:
+        """One among replicas that do the same."""
+        return Router(self._router, block_size=1, counts_uncached=self._is_apart)  # the size is learnt later
+
+    def close(self) -> None:
+        """Its engines have ended."""
+        if self._folder is not None:
+            self._folder.cleanup()

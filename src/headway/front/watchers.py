@@ -1,0 +1,124 @@
+"""Viewers of a replica's steps, and followers of all prefix caches."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from headway.core.kv.cache_report import CacheReport
+from headway.front.cache_index import CacheIndex
+from headway.front.watch_streams import CacheEvent, CacheStream, SnapshotStream, present_state
+from headway.wire.messages import CacheNews, EngineReady, ReportCache, Snapshot, Watch
+
+
+class WatchedReplica(Protocol):
+    """What is asked of a replica here."""
+
+    place: int
+    epoch: int
+    """Grows with each process."""
+    info: EngineReady | None
+
+    def send(self, message: Any) -> None:
+        """Hand it a message, unless it is gone."""
+
+
+class SnapshotViewers:
+    """Replicas make snapshots only while they have a viewer."""
+
+    def __init__(self, replicas: Sequence[WatchedReplica]) -> None:
+        self._replicas = replicas
+        self._viewers: list[list[SnapshotStream]] = [[] for _ in replicas]
+
+    def watch(self, place: int) -> SnapshotStream:
+        """A replica's blocks as they are, and its every step from now on, until the stream is closed."""
+        viewer = SnapshotStream(functools.partial(self._leave, place))
+        self._viewers[place].append(viewer)
+        self._send_watch(place)
+        return viewer
+
+    def push(self, place: int, snapshot: Snapshot) -> None:
+        """A replica has made a snapshot."""
+        for viewer in self._viewers[place]:
+            viewer.push(snapshot)
+
+    def note_ready(self, place: int) -> None:
+        """A replica has a new process, which does not know yet whether it is watched."""
+        if self._viewers[place]:
+            self._send_watch(place)
+
+    def close(self) -> None:
+        """End all streams."""
+        for viewers in self._viewers:
+            for viewer in viewers.copy():
+                viewer.close()
+
+    def _leave(self, place: int, viewer: SnapshotStream) -> None:
+        self._viewers[place].remove(viewer)
+        if not self._viewers[place]:
+            self._send_watch(place)
+
+    def _send_watch(self, place: int) -> None:
+        self._replicas[place].send(Watch(on=bool(self._viewers[place])))
+
+
+class CacheFollowers:
+    """Takes reports of prefix caches into the routers' indexes, and passes them on to followers."""
+
+    def __init__(self, replicas: Sequence[WatchedReplica], indexes: Sequence[CacheIndex]) -> None:
+        """`indexes`: for each replica the one that knows its cache."""
+        self._replicas = replicas
+        self._indexes = indexes
+        self._followers: list[CacheStream] = []
+        self._is_closed = False
+
+    def follow(self) -> CacheStream:
+        """What each cache holds, and every change from now on, until the stream is closed."""
+        follower = CacheStream(len(self._replicas), self._present, self._followers.remove)
+        self._followers.append(follower)
+        if self._is_closed:
+            follower.close()
+        return follower
+
+    def receive(self, place: int, news: CacheNews) -> None:
+        """A replica reports. After one that was lost it is asked for everything."""
+        replica = self._replicas[place]
+        report = CacheReport(news.number, news.stored, news.evicted, news.is_whole)
+        is_known = self._indexes[place].apply(place, report)
+        if not is_known:
+            replica.send(ReportCache())
+        if not is_known or report.is_whole:
+            self.start_anew(place)
+            return
+        for follower in self._followers:
+            follower.push(
+                CacheEvent(
+                    place, replica.epoch, report.number, _block_size(replica), False, report.stored, report.evicted
+                )
+            )
+
+    def start_anew(self, place: int) -> None:
+        """What was known of a cache does not hold any more."""
+        for follower in self._followers:
+            follower.start_anew(place)
+
+    def close(self) -> None:
+        """End all streams; those that come later end at once."""
+        self._is_closed = True
+        for follower in self._followers.copy():
+            follower.close()
+
+    def _present(self, place: int) -> list[CacheEvent]:
+        index, replica = self._indexes[place], self._replicas[place]
+        return present_state(
+            index.blocks_of(place),
+            place=place,
+            epoch=replica.epoch,
+            number=index.last_number(place),
+            block_size=_block_size(replica),
+        )
+
+
+def _block_size(replica: WatchedReplica) -> int:
+    return 0 if replica.info is None else replica.info.block_size
