@@ -71,9 +71,9 @@ class Watch:
         scheduler = self.engine.core.scheduler
         if (waste := scheduler.kv_waste) is not None:
             self.waste.append(waste)
-            if scheduler.waiting:
+            if scheduler.live.waiting:
                 self.waste_while_some_wait.append(waste)
-            self.num_in_batch.append(scheduler.num_in_batch)
+            self.num_in_batch.append(len(scheduler.in_batch))
         return self.engine.step()
 
 

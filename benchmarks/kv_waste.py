@@ -49,9 +49,9 @@ def replay(rows: list[tuple[float, int, int]], block_size: int, options: argpars
             upcoming = next(arrivals, None)
         output = scheduler.schedule()
         allocated += scheduler.kv_cache.num_used_blocks * block_size
-        used += sum(request.num_computed_tokens for request in scheduler.running)
+        used += sum(request.num_computed_tokens for request in scheduler.live.running)
         preemptions += len(output.preempted_request_ids)
-        batch += len(scheduler.running)
+        batch += len(scheduler.live.running)
         num_steps += 1
         if num_steps % 500 == 0:
             check_invariants(scheduler)

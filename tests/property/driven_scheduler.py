@@ -20,10 +20,10 @@ from headway.core import (
     RequestStatus,
     RequestUpdate,
     SampledTokens,
-    Scheduler,
     SchedulerOutput,
     check_invariants,
 )
+from headway.core.create import scheduler_of
 from headway.errors import RequestTooLargeError
 from headway.settings import SchedulerSettings
 from tests.property.slot_memory import SlotMemory
@@ -90,7 +90,7 @@ class DrivenScheduler:
             restore_block_s=setting.restore_block_s,
             reserve_tokens=setting.reserve_tokens,
         )
-        self.scheduler = Scheduler(setting.config, kv_cache)
+        self.scheduler = scheduler_of(setting.config, kv_cache)
         self.memory = SlotMemory(setting.num_blocks, setting.block_size)
         self.in_flight: deque[Flight] = deque()
         self.is_broken = False
@@ -135,7 +135,7 @@ class DrivenScheduler:
         was one."""
         assert not self.is_broken
         self.on_planning(now_s)
-        running = {one.request_id: one.num_preemptions for one in self.scheduler.running}
+        running = {one.request_id: one.num_preemptions for one in self.scheduler.live.running}
         output = self.scheduler.schedule(now_s=now_s)
         preempted = [name for name, count in running.items() if self.requests[name].num_preemptions > count]
         self.events["preempted"] += len(preempted)
@@ -184,7 +184,7 @@ class DrivenScheduler:
 
     def release(self) -> list[Request]:
         """Nothing could be planned: perhaps because all of a sealed batch are done. Returns who ended."""
-        updates = self._end(self.scheduler.release_held)
+        updates = self._end(self.scheduler.take_ends)
         self.on_released(updates)
         self.check()
         return self._ended(updates)

@@ -257,10 +257,10 @@ class RandomPlay:
         ended = self.driven.release()
         self._note_ended(ended)
         if not ended:
-            opens_at_s = self.driven.scheduler.opens_at_s()
-            assert opens_at_s is not None and opens_at_s > self.now_s, "live requests, but nothing to do"
+            ready_at_s = self.driven.scheduler.ready_at_s()
+            assert ready_at_s is not None and ready_at_s > self.now_s, "live requests, but nothing to do"
             self.driven.events["batch not full"] += 1
-            self.now_s = self.rng.choice([self.now_s, opens_at_s])
+            self.now_s = self.rng.choice([self.now_s, ready_at_s])
 
     def land(self) -> None:
         flight = self.driven.in_flight[0]

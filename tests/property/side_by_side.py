@@ -50,7 +50,7 @@ class SideBySide(DrivenScheduler):
         assert [share.samples for share in output.scheduled] == [share.samples for share in step.shares]
         assert [share.num_computed_tokens for share in output.scheduled] == [share.start for share in step.shares]
         assert output.num_scheduled_tokens == sum(step.tokens.values())
-        assert {*self.model.running} == {one.request_id for one in self.scheduler.running}
+        assert {*self.model.running} == {one.request_id for one in self.scheduler.live.running}
         self._count_plan(step)
         if not output.is_empty:
             self._steps.append(step)

@@ -67,4 +67,4 @@ def test_as_many_as_needed_are_displaced_or_none(num_needed: int) -> None:
     played.launch(lambda: 0)
     is_possible = num_needed <= MOST_DISPLACED
     assert played.events["displaced"] == (num_needed if is_possible else 0)
-    assert ("new" in {one.request_id for one in played.scheduler.running}) == is_possible
+    assert ("new" in {one.request_id for one in played.scheduler.live.running}) == is_possible

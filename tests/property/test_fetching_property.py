@@ -12,8 +12,8 @@ import pytest
 
 from headway.config import SCHEDULING_POLICIES
 from headway.core import HostTier, Request, RequestStatus, SchedulerOutput
+from headway.core.fetching import FETCH_LIMIT_S
 from headway.core.kv.moves import BlockMoves
-from headway.core.live_requests import FETCH_LIMIT_S
 from headway.core.request_options import RequestOptions
 from tests.property.driven_scheduler import DrivenScheduler, Setting
 from tests.property.random_play import RandomPlay, World, small_config, tree_world
@@ -62,9 +62,9 @@ class TieredScheduler(DrivenScheduler):
     def on_planned(self, output: SchedulerOutput) -> None:
         self._begin_transfers(output.moves)
         self.events["transfers without a step"] += output.is_empty and output.moves.has_transfers
-        self.events["fetching"] += self.scheduler.num_fetching
-        self.events["blocked"] += len(self.scheduler.live.blocked)
-        awaited = [digest for one in self.scheduler.live.fetching.values() for digest in one.missing]
+        self.events["fetching"] += len(self.scheduler.live.fetching.requests)
+        self.events["blocked"] += len(self.scheduler.live.fetching.blocked)
+        awaited = [digest for one in self.scheduler.live.fetching.requests.values() for digest in one.missing]
         self.events["awaited by several"] += sum(count > 1 for count in Counter(awaited).values())
 
     def _begin_transfers(self, moves: BlockMoves) -> None:
@@ -162,12 +162,14 @@ class TieredPlay(RandomPlay):
     def wait(self) -> None:
         scheduler = self.driven.scheduler
         if self.driven.fetches:
-            self.driven.events["only fetching"] += not scheduler.waiting
+            self.driven.events["only fetching"] += not scheduler.live.waiting
             self.end_transfer()
         else:
-            assert scheduler.num_fetching == len(scheduler.live.blocked), "blocks are awaited that are not on their way"
-            opens_at_s = scheduler.opens_at_s()
-            if opens_at_s is None or opens_at_s > self.now_s:  # another class may be first now
+            assert len(scheduler.live.fetching.requests) == len(scheduler.live.fetching.blocked), (
+                "blocks are awaited that are not on their way"
+            )
+            ready_at_s = scheduler.ready_at_s()
+            if ready_at_s is None or ready_at_s > self.now_s:  # another class may be first now
                 super().wait()
 
     def _more_options(self) -> dict[str, Any]:
@@ -180,7 +182,7 @@ class TieredPlay(RandomPlay):
         self.driven.check()
         tier = self.driven.tier
         assert not tier.num_fetching and not tier.num_storing
-        assert not self.driven.scheduler.live._waits_for
+        assert not self.driven.scheduler.live.fetching.waits_for
 
 
 def tiered_world(rng: random.Random, policy: str, batching: str) -> World:
@@ -260,13 +262,13 @@ def test_prompts_that_find_no_room_wait_for_it_in_turn() -> None:
         assert driven.add(request, now_s=0.0)
     assert not driven.launch(lambda: 0, 0.0)
     assert all(request.status is RequestStatus.FETCHING for request in requests)
-    assert len(driven.fetches) == 4 and list(driven.scheduler.live.blocked) == requests[2:]
+    assert len(driven.fetches) == 4 and list(driven.scheduler.live.fetching.blocked) == requests[2:]
     while driven.fetches:
         driven.end_fetch(0, may_fail=False, seconds=0.1)
     assert requests[0].status is RequestStatus.WAITING, "all of its blocks are there"
     driven.abort("a")
     assert driven.launch(lambda: 0, 0.1), "the second begins"
-    assert len(driven.fetches) == 2 and list(driven.scheduler.live.blocked) == requests[3:]
+    assert len(driven.fetches) == 2 and list(driven.scheduler.live.fetching.blocked) == requests[3:]
     driven.land()
     driven.abort("d")
     while driven.fetches:
@@ -275,5 +277,5 @@ def test_prompts_that_find_no_room_wait_for_it_in_turn() -> None:
     assert driven.launch(lambda: 0, 0.2)
     driven.land()
     assert all(request.status.is_finished for request in requests)
-    assert not driven.tier.pins and not driven.scheduler.live.blocked
+    assert not driven.tier.pins and not driven.scheduler.live.fetching.blocked
     assert driven.tier.stats.num_fetched_blocks == 6

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from headway.config import BATCHING_MODES, PREFILL_MODES, SCHEDULING_POLICIES, SchedulerConfig
-from headway.core import KVCacheManager, PrefixCache, Request, RequestStatus, Scheduler
+from headway.core import KVCacheManager, PrefixCache, Request, RequestStatus
+from headway.core.create import scheduler_of
 from headway.core.invariants import check_invariants
 from headway.core.proposers import Draft
 from headway.core.request_options import RequestOptions
@@ -74,7 +75,7 @@ class Play:
             max_draft_tokens=rng.randrange(1, 7),
             speculation="ngram",
         ).resolve("cpu")
-        self.scheduler = Scheduler(config, kv_cache)
+        self.scheduler = scheduler_of(config, kv_cache)
         assert self.scheduler.speculation is not None
         self.guesses = RandomGuesses(rng)
         self.scheduler.speculation._proposer = self.guesses

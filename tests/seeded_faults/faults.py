@@ -126,7 +126,7 @@ FAULTS = (
     # ---- preemption -------------------------------------------------------------------------------------------------
     Fault(
         "budget-not-refunded",
-        "core/steps.py",
+        "core/shares.py",
         "Steps in which a request is preempted compute less than they could.",
         "unit/core/test_preemption.py",
         "            plan.budget.refund(share.num_tokens)\n        plan.preempted",
@@ -134,7 +134,7 @@ FAULTS = (
     ),
     Fault(
         "preempted-once-too-often",
-        "core/steps.py",
+        "core/live_requests.py",
         "A request is preempted more often than max_preemptions.",
         "unit/core/test_preemption.py",
         "if request.num_preemptions < most]",

@@ -1,15 +1,14 @@
-"""Which waiting requests enter the batch in a step: in the policy's order, and past a request that does not fit."""
+"""Which waiting requests enter the batch in a step: in the policy's order, and past a request that does not fit. The
+policy may have running requests preempted for one that finds no seat or memory."""
 
 from __future__ import annotations
 
 from headway.core.kv.manager import KVCacheManager
-from headway.core.kv.tiered_cache import FetchDecision
-from headway.core.live_requests import Entrants, LiveRequests
-from headway.core.overtaking import Displacement, LongPrompts
+from headway.core.live_requests import LiveRequests
+from headway.core.long_prompts import shorten_for
 from headway.core.policy import SchedulingPolicy
 from headway.core.request import Request
-from headway.core.step_time import DecodePace
-from headway.core.steps import ShareAllocator, StepPlan
+from headway.core.shares import ShareAllocator, StepPlan
 from headway.settings import SchedulerSettings
 
 MAX_DISPLACED = 4
@@ -26,46 +25,37 @@ class Admission:
         kv_cache: KVCacheManager,
         policy: SchedulingPolicy,
         live: LiveRequests,
-        pace: DecodePace,
         shares: ShareAllocator,
-        long_prompts: LongPrompts,
     ) -> None:
-        self._is_chunked = config.prefill_mode == "chunked"
-        self._skip_window = config.skip_window
-        self._max_head_skips = config.max_head_skips
+        self._config = config
         self._kv_cache = kv_cache
+        self._policy = policy
         self._live = live
-        self._pace = pace
-        self._waiting = live.waiting
         self._shares = shares
-        self._long_prompts = long_prompts
-        self._displacement = (
-            Displacement(kv_cache=kv_cache, policy=policy, live=live, shares=shares) if policy.displaces else None
-        )
+        self._skip_window = config.skip_window
+        self._displaces = policy.displaces
 
     def admit_waiting(self, plan: StepPlan) -> None:
         """Admit waiting requests in policy order; past one that does not fit, but only so far and so often."""
-        live, entrants = self._live, self._live.entrants()
-        live.retry_fetches(self._fetch)
-        if entrants is Entrants.NONE:
-            return
-        index, num_displaced, has_time = 0, 0, True
+        live = self._live
+        if live.fetching.blocked:
+            live.fetching.retry()
+        index, num_displaced = 0, 0
         while plan.budget.left and index <= self._skip_window:
             has_seat = live.num_free_seats > 0
-            if not has_seat and self._displacement is None:
+            if not has_seat and not self._displaces:
                 break  # most steps: no request has left, and the queue need not be looked at
-            request = self._waiting.peek(index)
-            if request is None or not live.may_enter(request, entrants):
+            request = self._peek(index)
+            if request is None:
                 break
             if has_seat and self._kv_cache.should_wait(request):
                 index += 1  # not for long, and not for want of room: requests that pass it take nothing from it
-            elif self._fetches(request):
+            elif live.fetch(request):
                 continue  # it has left the queue
             elif has_seat and live.fits(request):
                 if request.num_tokens > plan.max_short_tokens:
-                    self._long_prompts.shorten_for(plan, request)
-                has_time = self._has_time_for(plan, request)
-                if not has_time:
+                    shorten_for(plan, request, policy=self._policy, live=live)
+                if not self._has_time_for(plan, request):
                     break
                 self._count_skips(index)
                 self._shares.admit(plan, request)
@@ -74,35 +64,43 @@ class Admission:
                 num_displaced += len(victims)
                 for victim in victims:
                     self._shares.preempt(plan, victim)
-            elif not has_seat or live.num_skips.get(request, 0) >= self._max_head_skips:
+            elif not has_seat or live.num_skips.get(request, 0) >= self._config.max_head_skips:
                 break
             else:
                 index += 1
-        live.note_admitted(entrants, is_step_full=not plan.budget.left or not has_time)
 
-    def _fetches(self, request: Request) -> bool:
-        """Whether the request waits for blocks that are elsewhere, from now on."""
-        if self._kv_cache.tiers is None or not self._live.may_fetch(request):
-            return False
-        return self._live.fetch(request, self._fetch(request))
-
-    def _fetch(self, request: Request) -> FetchDecision:
-        assert self._kv_cache.tiers is not None
-        return self._kv_cache.tiers.fetch(request, token_s=self._pace.step_time.per_token_s)
+    def _peek(self, index: int) -> Request | None:
+        """The waiting request at this index from the front, if it may enter."""
+        return self._live.waiting.peek(index)
 
     def _has_time_for(self, plan: StepPlan, request: Request) -> bool:
-        """Whether the step has tokens left for a prompt. Where prompts are not cut, it must fit as a whole, unless it
-        is the first: one that fits into no step is cut all the same."""
-        if self._is_chunked or not plan.scheduled:
-            return plan.budget.left > 0
-        return request.num_tokens - self._kv_cache.num_cached_tokens(request) <= plan.budget.left
+        """Whether the step has tokens left for a prompt."""
+        return plan.budget.left > 0
 
     def _count_skips(self, num_passed: int) -> None:
         """Count that a request is admitted past the first ones."""
         for index in range(num_passed):
-            passed = self._waiting.peek(index)
+            passed = self._peek(index)
             assert passed is not None
             self._live.skip(passed)
 
     def _choose_displaced(self, plan: StepPlan, request: Request, most: int) -> list[Request]:
-        return [] if self._displacement is None else self._displacement.choose(plan, request, most=most)
+        """Running requests to preempt so that a waiting one can enter, as the policy chooses them. None, if it could
+        not enter after `most` of them: no request is preempted for nothing."""
+        live = self._live
+        if not self._displaces or request.num_pending_tokens or not live.running or self._kv_cache.should_wait(request):
+            return []
+        if plan.displaceable is None:  # requests that enter after this are not among them
+            new_ids = {new.request_id for new in plan.admitted}
+            plan.displaceable = [one for one in live.preemptible() if one.request_id not in new_ids]
+        candidates = [one for one in plan.displaceable if one not in plan.preempted]
+        victims: list[Request] = []
+        while candidates and len(victims) < most:
+            victim = self._policy.choose_displaced(request, candidates)
+            if victim is None:
+                break
+            candidates.remove(victim)
+            victims.append(victim)
+            if live.fits(request, leaving=victims):
+                return victims
+        return []

@@ -6,14 +6,13 @@ import itertools
 from collections import Counter
 
 from headway.core.kv.host_tier import PartState
-from headway.core.live_requests import LiveRequests
 from headway.core.request import Request, RequestStatus
 from headway.core.scheduler import Scheduler
 
 
 def check_invariants(scheduler: Scheduler) -> None:
     """Raise `AssertionError`, naming what broke, unless requests, queue, steps in flight, blocks and promises agree."""
-    _check_places(scheduler.live)
+    _check_places(scheduler)
     _check_in_flight(scheduler)
     _check_slots(scheduler)
     _check_blocks(scheduler)
@@ -21,31 +20,30 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_prefix_cache(scheduler)
 
 
-def _check_places(live: LiveRequests) -> None:
+def _check_places(scheduler: Scheduler) -> None:
     """No request is lost, twice there, or in another place than its status says."""
+    live = scheduler.live
     waiting = list(live.waiting)
-    in_places = sorted(request.request_id for request in [*live.running, *waiting, *live.held, *live.fetching])
+    in_places = sorted(request.request_id for request in [*scheduler.in_batch, *waiting, *live.fetching.requests])
     assert in_places == sorted(live.by_id), "a live request is in no place, or in two"
     assert live.num_free_seats >= 0, "more requests run than max_num_seqs"
     assert live.orders.keys() == set(live.running), "a running request has no order, or another one has"
     orders = [live.orders[request] for request in live.running]
     assert orders == sorted(orders), "running requests are out of order"
-    for request in live.held:
-        assert request.status is RequestStatus.HELD, f"{request} is held"
     for request in live.running:
         assert request.status is RequestStatus.RUNNING, f"{request} is in the running list"
         assert request.num_remaining_tokens >= 0, f"{request} has computed more than it has"
     for request in waiting:
         assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), f"{request} is in the queue"
         assert request.num_computed_tokens == 0, f"{request} waits but claims to be in the cache"
-    for request, awaited in live.fetching.items():
+    for request, awaited in live.fetching.requests.items():
         assert request.status is RequestStatus.FETCHING, f"{request} waits for blocks"
         assert request.num_computed_tokens == 0 and request.has_fetched, f"{request} waits for blocks"
-        assert bool(awaited.missing) != (request in live.blocked), f"{request} waits for nothing"
+        assert bool(awaited.missing) != (request in live.fetching.blocked), f"{request} waits for nothing"
         assert awaited.missing <= set(awaited.chain), f"{request} waits for blocks of another"
-    assert live.blocked.keys() <= live.fetching.keys(), "room is wanted for a request that does not wait for blocks"
+    assert live.fetching.blocked.keys() <= live.fetching.requests.keys(), "a request is blocked that does not fetch"
     assert live.num_skips.keys() <= set(waiting), "skips are counted for a request that does not wait"
-    num_computed = sum(request.num_computed_tokens for request in [*live.running, *live.held])
+    num_computed = sum(request.num_computed_tokens for request in scheduler.in_batch)
     assert num_computed == live.num_computed_tokens, "the sum of computed tokens is wrong"
     live.waiting.check_invariants()
 
@@ -60,10 +58,10 @@ def _check_in_flight(scheduler: Scheduler) -> None:
             if share.samples and request not in step.dropped:
                 num_pending[request] = num_pending.get(request, 0) + 1 + len(share.drafts)
         for request in step.keeps:
-            has_blocks = request.status is RequestStatus.RUNNING or request.status is RequestStatus.HELD
-            assert has_blocks or request.status.is_finished, f"{request} has lost its blocks, and they are kept"
+            has_blocks = request.status is RequestStatus.RUNNING or request.status.is_finished
+            assert has_blocks, f"{request} has lost its blocks, and they are kept"
     for request in scheduler.live.by_id.values():
-        if request in scheduler.live.held:
+        if request.status.is_finished:
             continue  # its pending tokens are dropped
         expected = num_pending.get(request, 0)
         assert request.num_pending_tokens == expected, f"{request}: steps in flight sample {expected} tokens"
@@ -73,15 +71,11 @@ def _check_in_flight(scheduler: Scheduler) -> None:
         assert num_known < request.max_total_tokens, f"{request} should have finished"
 
 
-def _in_batch(scheduler: Scheduler) -> list[Request]:
-    return [*scheduler.live.running, *scheduler.live.held]
-
-
 def _check_slots(scheduler: Scheduler) -> None:
     kv_cache, block_size = scheduler.kv_cache, scheduler.kv_cache.block_size
     slots = {
         (table[position // block_size], position % block_size)
-        for request in _in_batch(scheduler)
+        for request in scheduler.in_batch
         for table in [kv_cache.block_table(request.request_id)]
         for position in range(request.num_computed_tokens)
     }
@@ -91,7 +85,7 @@ def _check_slots(scheduler: Scheduler) -> None:
 def _check_blocks(scheduler: Scheduler) -> None:
     kv_cache = scheduler.kv_cache
     pool, kept = kv_cache.device.pool, [*kv_cache.device.cached]
-    in_batch = _in_batch(scheduler)
+    in_batch = scheduler.in_batch
     max_drafts = 0 if scheduler.speculation is None else 2 * scheduler.config.max_draft_tokens
     assert sorted(kv_cache.holdings) == sorted(r.request_id for r in in_batch), (
         "a request that does not run has a block table, or one that runs has none"
@@ -127,7 +121,7 @@ def _check_prefix_cache(scheduler: Scheduler) -> None:
     if cache is None:
         assert not kv_cache.device.cached and not kv_cache.device.num_idle and not kv_cache.uncached
         return
-    assert kv_cache.uncached.keys() <= set(_in_batch(scheduler)), "a request lands that is not in the batch"
+    assert kv_cache.uncached.keys() <= set(scheduler.in_batch), "a request lands that is not in the batch"
     kept, children = kv_cache.device.cached, Counter(block.parent for block in cache)
     assert len(cache) == len(kept), "a cached block is unknown to the manager, or the other way round"
     for block in cache:
@@ -138,7 +132,7 @@ def _check_prefix_cache(scheduler: Scheduler) -> None:
         assert block.parent is None or kept.get(block.parent.block_id) is block.parent, f"{block}: a split chain"
     assert cache.num_idle_blocks == sum(block.is_idle for block in cache), "the number of idle blocks is wrong"
     announced = cache.announced
-    for request in _in_batch(scheduler):
+    for request in scheduler.in_batch:
         holding = kv_cache.holdings[request.request_id]
         cached = [kv_cache.device.nodes[block_id] for block_id in holding.table[: holding.num_cached]]
         assert all(block.is_cached for block in cached), f"{request} lost a cached block"
@@ -153,6 +147,6 @@ def _check_prefix_cache(scheduler: Scheduler) -> None:
     if tiers is not None:
         tiers.check_invariants()
         assert tiers.pinned_for.keys() <= scheduler.live.by_id.keys(), "blocks are pinned for one that has ended"
-    awaited = set().union(*(one.missing for one in scheduler.live.fetching.values()))
+    awaited = set().union(*(one.missing for one in scheduler.live.fetching.requests.values()))
     fetching = {digest for digest in awaited if tiers is not None and tiers.host.state_of(digest) is PartState.FETCHING}
     assert awaited == fetching, "a block is awaited and not fetched"

@@ -8,8 +8,6 @@
 A request whose first blocks are further away than host memory may be FETCHING, once: it waits for them outside the
 queue, and is queued again when they have come or cannot.
 
-In a sealed batch a request that has its last token is HELD until all have, and FINISHED only then.
-
 A waiting or fetching request can also finish directly: aborted, or failed. So can a preempted one, which may also be
 ended by a token that was pending when it was preempted. Any other move raises.
 
@@ -43,7 +41,6 @@ class RequestStatus(enum.Enum):
     FETCHING = "fetching"
     RUNNING = "running"
     PREEMPTED = "preempted"
-    HELD = "held"
     FINISHED_STOPPED = "stop"
     FINISHED_LENGTH = "length"
     FINISHED_ABORTED = "abort"
@@ -75,8 +72,7 @@ _LEGAL_MOVES = {
     RequestStatus.FETCHING: frozenset(
         (RequestStatus.WAITING, RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
     ),
-    RequestStatus.RUNNING: _FINISHED | {RequestStatus.PREEMPTED, RequestStatus.HELD},
-    RequestStatus.HELD: _FINISHED,
+    RequestStatus.RUNNING: _FINISHED | {RequestStatus.PREEMPTED},
     RequestStatus.PREEMPTED: _FINISHED | {RequestStatus.RUNNING},
 }
 
@@ -135,9 +131,8 @@ class Request:
         fork_of: Request | None = None,
     ) -> None:
         """`is_guided`: a grammar or a list says which tokens may come next. `is_beam`: it is one position of a beam
-        search; in a sealed batch its seat passes to the beams that follow. `fork_of`: it continues this request, whose
-        tokens its prompt begins with: it belongs to the same batch, sealed or not, and keeps its place among waiting
-        requests."""
+        search. `fork_of`: it continues this request, whose tokens its prompt begins with, and has its place among
+        waiting requests."""
         if not prompt_token_ids:
             raise ValueError(f"request {request_id}: the prompt is empty")
         if max_tokens < 1:

@@ -7,12 +7,14 @@ one, a decode token, a preempted request that comes back: all are the same rule.
 A step may be planned while earlier ones are in flight: planning advances the requests as if the step had run, and the
 tokens it is going to sample count as theirs (see `Request`). The result, when it comes, only says which they are.
 
-    live_requests   where each request is: waiting, running, held
-    admission       which waiting requests enter the batch
-    steps           how a request gets its share of a step, which is preempted for it, and what the result changes
-    overtaking      short prompts pass a long one; a request displaces another
+    live_requests   where each request is: waiting, running
+    fetching        requests that wait for blocks that are elsewhere
+    shares          how a request gets its share of a step, and which is preempted for it
+    long_prompts    short prompts pass a long one
+    admission       which waiting requests enter the batch, and which running ones are displaced for them
+    landing         steps in flight, and what their results change
     speculation     which requests verify guesses of their next tokens, and how many
-    batching        sealed batches: static, dynamic
+    eras            a scheduler as there were before: for comparisons
 
 The schedule is a function of the calls: arrivals, aborts, results, and how long steps took. There is no clock and no
 randomness here.
@@ -22,16 +24,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar
 
 from headway.core.admission import Admission
-from headway.core.batching import DynamicBatches, StaticBatches
-from headway.core.kv.eviction import create_eviction_policy
-from headway.core.kv.host_tier import HostTier
 from headway.core.kv.manager import KVCacheManager
-from headway.core.kv.prefix_cache import PrefixCache
+from headway.core.landing import Landing, LaunchedStep
 from headway.core.live_requests import LiveRequests
-from headway.core.overtaking import LongPrompts
+from headway.core.long_prompts import LongPrompts
 from headway.core.policy import PolicyView, SchedulingPolicy, create_policy
 from headway.core.queue import GuardedQueue, WaitingQueue
 from headway.core.request import Request, RequestStatus
@@ -43,17 +42,19 @@ from headway.core.scheduler_output import (
     advance_requests,
     make_tuple,
 )
+from headway.core.shares import ShareAllocator, StepPlan, TokenBudget
 from headway.core.speculation import create_speculation
 from headway.core.step_time import DecodePace
-from headway.core.steps import Landing, LaunchedStep, ShareAllocator, StepPlan, TokenBudget
 from headway.errors import InvalidRequestError, RequestTooLargeError
-from headway.settings import CacheSettings, SchedulerSettings
+from headway.settings import SchedulerSettings
 
 _RUNNING = RequestStatus.RUNNING  # an enum's own attributes are slow to look up
 
 
 class Scheduler:
     """Owns all live requests. `schedule()` plans a step, `update()` takes a result, in the order of the steps."""
+
+    admission_kind: ClassVar[type[Admission]] = Admission
 
     def __init__(self, config: SchedulerSettings, kv_cache: KVCacheManager) -> None:
         self.config = config
@@ -64,49 +65,25 @@ class Scheduler:
             max_tokens=config.max_num_batched_tokens,
             full_tokens=config.full_step_tokens,
         )
-        self.view = PolicyView(kv_cache, self.pace, max_head_skips=config.max_head_skips)
-        self.policy: SchedulingPolicy = create_policy(config.scheduling_policy, self.view)
-        self.live = self._create_live_requests()
+        view = PolicyView(kv_cache, self.pace, max_head_skips=config.max_head_skips)
+        self.policy: SchedulingPolicy = create_policy(config.scheduling_policy, view)
+        self.live = LiveRequests(config, waiting=self._create_queue(), kv_cache=kv_cache, policy=self.policy)
         self.speculation = create_speculation(config, kv_cache=kv_cache, pace=self.pace)
         self.landing = Landing(
-            kv_cache=kv_cache, live=self.live, view=self.view, policy=self.policy, verifier=self.speculation
+            kv_cache=kv_cache,
+            policy=self.policy,
+            live=self.live,
+            verifier=self.speculation,
+            finish=self.finish_request,
         )
         self._shares = ShareAllocator(
-            kv_cache=kv_cache,
-            view=self.view,
-            policy=self.policy,
-            live=self.live,
-            in_flight=self.landing.in_flight,
-            max_preemptions=config.max_preemptions,
-            preemption_mode=config.preemption_mode,
+            kv_cache=kv_cache, policy=self.policy, live=self.live, landing=self.landing, can_enter=self.can_enter
         )
-        self._long_prompts = LongPrompts(
-            kv_cache=kv_cache,
-            policy=self.policy,
-            live=self.live,
-            pace=self.pace,
-            shares=self._shares,
-            passing_share=config.short_prompt_share,
-            skip_window=config.skip_window,
-        )
-        self._admission = Admission(
-            config,
-            kv_cache=kv_cache,
-            policy=self.policy,
-            live=self.live,
-            pace=self.pace,
-            shares=self._shares,
-            long_prompts=self._long_prompts,
+        self._long_prompts = LongPrompts(config, policy=self.policy, live=self.live, shares=self._shares)
+        self._admission = self.admission_kind(
+            config, kv_cache=kv_cache, policy=self.policy, live=self.live, shares=self._shares
         )
         self._num_steps = 0
-
-    def _create_live_requests(self) -> LiveRequests:
-        config, kv_cache, policy = self.config, self.kv_cache, self.policy
-        if config.batching == "dynamic":
-            window_s = config.batch_window_ms / 1e3
-            return DynamicBatches(kv_cache=kv_cache, policy=policy, max_num_seqs=config.max_num_seqs, window_s=window_s)
-        kind = StaticBatches if config.batching == "static" else LiveRequests
-        return kind(waiting=self._create_queue(), kv_cache=kv_cache, policy=policy, max_num_seqs=config.max_num_seqs)
 
     def _create_queue(self) -> WaitingQueue:
         """The policy's queue, guarded where requests could starve in it."""
@@ -130,29 +107,18 @@ class Scheduler:
     def schedule(self, *, now_s: float = 0.0) -> SchedulerOutput:
         """Plan the next step: let `num_computed_tokens` of each request catch up with its `num_tokens`.
 
-        Running requests come first, decodes before prompt chunks so that none stalls; then waiting requests enter. With
-        a `prefill_mode` other than "chunked" a step has either prompts or decodes.
+        Running requests come first, decodes before prompt chunks so that none stalls; then waiting requests enter.
 
         An empty plan is not a step: it needs no result, and what it would have told the runner comes with the next. If
-        no step is in flight and there are live requests, the plan is never empty, but for three cases: a batch is still
-        being formed (`opens_at_s`), all of a sealed one are done (`release_held`), or requests wait for blocks
-        (`num_fetching`). Even an empty plan may have transfers to begin. `now_s`: the time that policies and pinned
-        blocks go by.
+        no step is in flight and there are live requests, the plan is never empty, but where requests wait for blocks
+        (`live.fetching`), for a time (`ready_at_s`), or have ended by that (`take_ends`). Even an empty plan may have
+        transfers to begin. `now_s`: the time that policies and pinned blocks go by.
         """
         self._advance(now_s)
         if self.speculation is not None and self.in_flight and self.speculation.must_await(self.in_flight[-1].output):
             return self.nothing()
         plan = StepPlan(now_s, TokenBudget(self.config.max_num_batched_tokens, self.config.max_chunk_tokens))
-        if self.config.prefill_mode == "chunked":
-            self._mix(plan)
-        elif self.config.prefill_mode == "prefill-first":
-            self._compute_prompts(plan)
-            if not plan.scheduled:
-                self._continue_decodes(plan)
-        else:
-            self._continue_decodes(plan)
-            if not plan.scheduled:
-                self._compute_prompts(plan)
+        self._fill(plan)
         if self.speculation is not None:
             self.speculation.note_planned()
             if not plan.preempted:
@@ -196,17 +162,8 @@ class Scheduler:
                 "Shorten the prompt, lower max_tokens, or give the cache more memory."
             )
 
-    def stop_request(self, request_id: str) -> bool:
-        """End a live request because a stop string has been found in its output. Returns whether it has ended;
-        otherwise it ends with its sealed batch."""
-        request = self.live.by_id.get(request_id)
-        if request is not None and request.status is _RUNNING:
-            return self.live.end(request, RequestStatus.FINISHED_STOPPED)
-        self.finish_request(request_id, RequestStatus.FINISHED_STOPPED)
-        return True
-
     def finish_request(self, request_id: str, status: RequestStatus) -> Request:
-        """End a request from outside (abort, error) in any state; its blocks are free at once.
+        """End a request in any state; its blocks are free at once.
 
         If a step with this request is in flight, its result for the request is dropped.
         """
@@ -218,18 +175,20 @@ class Scheduler:
         tiers = self.kv_cache.tiers
         assert tiers is not None, "a fetch has ended that was not planned"
         tiers.host.fetch_done(digest, ok, seconds=seconds)
-        if self.live.fetch_done(digest, ok):
+        if self.live.fetching.fetch_done(digest, ok):
             tiers.may_prefetch(digest)
 
-    def release_held(self) -> list[RequestUpdate]:
-        """If all of a sealed batch are done, end them; returns their ends. Their tokens have come before."""
-        return self.live.release()
+    def take_ends(self) -> list[RequestUpdate]:
+        """Requests that have ended since the last result, and not by a call. Their tokens have come before."""
+        return []
 
-    def opens_at_s(self) -> float | None:
-        """If nothing can be planned now although requests wait: when that changes by itself."""
-        if self.live.num_in_batch or not self.live.waiting:
-            return None
-        return self.live.opens_at_s()
+    def ready_at_s(self) -> float | None:
+        """If nothing could be planned although requests wait: when that changes by itself. None: it does not."""
+        return None if self.in_batch or not self.live.waiting else self.live.now_s
+
+    def can_enter(self, request: Request) -> bool:
+        """Whether a waiting request would enter now, if it were the first."""
+        return self.live.can_enter(request)
 
     # ---- what there is --------------------------------------------------------------------------------------------
 
@@ -239,28 +198,14 @@ class Scheduler:
         return self.live.by_id
 
     @property
-    def waiting(self) -> WaitingQueue:
-        return self.live.waiting
-
-    @property
-    def running(self) -> list[Request]:
-        """In the order they had when they were admitted."""
+    def in_batch(self) -> Sequence[Request]:
+        """Requests that have a seat and blocks."""
         return self.live.running
-
-    @property
-    def num_in_batch(self) -> int:
-        """Requests that have a seat: running ones, and those of a sealed batch that are done and held."""
-        return self.live.num_in_batch
 
     @property
     def num_waiting(self) -> int:
         """Requests that have no seat."""
-        return len(self.live.waiting) + len(self.live.fetching)
-
-    @property
-    def num_fetching(self) -> int:
-        """Requests that wait for blocks."""
-        return len(self.live.fetching)
+        return len(self.live.waiting) + len(self.live.fetching.requests)
 
     @property
     def in_flight(self) -> deque[LaunchedStep]:
@@ -289,23 +234,17 @@ class Scheduler:
 
     def _advance(self, now_s: float) -> None:
         """Set the time of the step that is being planned."""
-        self.view.advance(now_s)
+        self.policy.view.advance(now_s)
         self.live.advance(now_s)
         self.kv_cache.advance(now_s)
 
-    def _mix(self, plan: StepPlan) -> None:
+    def _fill(self, plan: StepPlan) -> None:
         """Decodes, and prompts in chunks that fit beside them."""
         prompts = [request for request in self._continue_decodes(plan) if request.status is _RUNNING]
         self._limit_prompts(plan, prompts)
         if any(plan.is_long(one, one.num_remaining_tokens) for one in prompts):
             self._long_prompts.let_short_pass(plan, prompts)
         self._shares.compute_each(plan, prompts)
-        if not plan.preempted:
-            self._admission.admit_waiting(plan)
-
-    def _compute_prompts(self, plan: StepPlan) -> None:
-        """Prompts only, and each at once if a step can hold it at all."""
-        self._shares.compute_each(plan, [one for one in self.live.running if one.num_remaining_tokens > 1])
         if not plan.preempted:
             self._admission.admit_waiting(plan)
 
@@ -354,10 +293,14 @@ class Scheduler:
             plan.budget.cap(num_tokens)
         else:
             self.pace.note_decodes(num_decodes, target_s=target_s)  # most steps
-        num_left = plan.num_prompt_tokens = plan.budget.left
-        if not self.live.seals:  # in a sealed batch no request passes another
-            plan.max_short_tokens = self.pace.max_short_tokens(num_left)
-            plan.max_long_tokens = min(num_left, self.pace.long_tokens(num_decodes))
+        plan.num_prompt_tokens = plan.budget.left
+        self._set_long(plan, num_decodes)
+
+    def _set_long(self, plan: StepPlan, num_decodes: int) -> None:
+        """Say which prompts are long, so that short ones pass them."""
+        num_left = plan.num_prompt_tokens
+        plan.max_short_tokens = self.pace.max_short_tokens(num_left)
+        plan.max_long_tokens = min(num_left, self.pace.long_tokens(num_decodes))
 
     def _launch(self, plan: StepPlan) -> SchedulerOutput:
         """Advance the requests as planned, so that the next step can be planned before this one has run."""
@@ -377,39 +320,3 @@ class Scheduler:
         self._num_steps += 1
         self.landing.launch(LaunchedStep(output, tuple(plan.scheduled), plan.keeps))
         return output
-
-
-class CacheSize(Protocol):
-    """How much room there is for keys and values, as a `MemoryPlan` or a simulated machine says."""
-
-    @property
-    def num_blocks(self) -> int: ...
-
-    @property
-    def block_size(self) -> int: ...
-
-    @property
-    def max_model_len(self) -> int: ...
-
-    @property
-    def num_host_slots(self) -> int:
-        """Blocks that find room in host memory, beside the cache."""
-        ...
-
-    @property
-    def restore_block_s(self) -> float:
-        """Time to copy one of these back."""
-        ...
-
-
-def create_scheduler(settings: SchedulerSettings, cache: CacheSettings, size: CacheSize) -> Scheduler:
-    """A scheduler with an empty cache of this size."""
-    kv_cache = KVCacheManager(
-        num_blocks=size.num_blocks,
-        block_size=size.block_size,
-        prefix_cache=PrefixCache(create_eviction_policy(cache.eviction_policy)) if cache.shares_prefixes else None,
-        host_tier=HostTier(size.num_host_slots) if size.num_host_slots else None,
-        restore_block_s=size.restore_block_s,
-        reserve_tokens=0 if cache.kv_allocation == "paged" else size.max_model_len,
-    )
-    return Scheduler(settings, kv_cache)

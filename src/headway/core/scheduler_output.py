@@ -149,9 +149,8 @@ class RequestUpdate(NamedTuple):
     finish_status: RequestStatus | None
     error: str | None = None
     prompt_logprobs: PromptLogprobs | None = None
-    held_status: RequestStatus | None = None
-    """These are its last tokens, and it is going to end like this: with a later update, when its sealed batch is done.
-    """
+    last_status: RequestStatus | None = None
+    """These are its last tokens, but a later update says that it has ended, and that will be like this."""
     pooled: PooledPrompt | None = None
 
 

@@ -28,8 +28,8 @@ from headway.core.kv.manager import KVCacheManager
 from headway.core.proposers import FORCED, UNKNOWN, Draft, Proposer, create_proposer
 from headway.core.request import Request
 from headway.core.scheduler_output import ScheduledRequest, SchedulerOutput, make_tuple
+from headway.core.shares import StepPlan
 from headway.core.step_time import DecodePace
-from headway.core.steps import StepPlan
 from headway.core.tuning import SPECULATION
 from headway.counters import Counter, Statistics, field
 from headway.settings import SchedulerSettings

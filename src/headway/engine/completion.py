@@ -63,7 +63,7 @@ class Completion:
         """Take in new tokens. Returns whether a stop string has just ended what the scheduler thinks goes on: then the
         caller has to tell both that it is over."""
         if self._ending is None:
-            last_status = update.finish_status or update.held_status
+            last_status = update.finish_status or update.last_status
             num_before, is_stopped = len(self.token_ids), False
             if self._detokenizer is None:
                 self.token_ids += update.new_token_ids

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 import typing
 from collections.abc import Callable
@@ -31,8 +32,8 @@ from headway.core import (
     SchedulerOutput,
     check_invariants,
 )
+from headway.core.landing import LaunchedStep
 from headway.core.scheduler_output import BatchSnapshot
-from headway.core.steps import LaunchedStep
 from headway.engine.block_pump import create_pump
 from headway.engine.step_report import StepReport
 from headway.errors import EngineDeadError
@@ -90,8 +91,10 @@ class EngineCore:
         self.scheduler.finish_request(request_id, status)
 
     def stop_request(self, request_id: str) -> bool:
-        """A stop string was found; see `Scheduler.stop_request`."""
-        return self.scheduler.stop_request(request_id)
+        """End a live request because a stop string has been found in its output. Returns whether it is over; otherwise
+        an update is going to say so."""
+        self.finish_request(request_id, RequestStatus.FINISHED_STOPPED)
+        return request_id not in self.scheduler.requests
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -102,7 +105,7 @@ class EngineCore:
     def only_waits_for_blocks(self) -> bool:
         """Whether a step would do nothing but wait for a transfer to end. Who sleeps instead is woken by
         `Executor.transfers`, and should come back after a second all the same."""
-        num_fetching = self.scheduler.num_fetching
+        num_fetching = len(self.scheduler.live.fetching.requests)
         if self._pump is None or not num_fetching or self._pump.has_news:
             return False
         return num_fetching == len(self.scheduler.requests) and not self.scheduler.in_flight
@@ -114,9 +117,9 @@ class EngineCore:
         self._fill_pipeline()
         if self.scheduler.in_flight:
             return self._take_result()
-        updates = self.scheduler.release_held()
+        updates = self.scheduler.take_ends()
         if self.has_unfinished_requests and not updates:
-            self._wait_for_batch()
+            self._wait()
         return self._idle_step(updates)
 
     def drain(self) -> list[CoreStep]:
@@ -209,16 +212,16 @@ class EngineCore:
         assert step.snapshot is not None
         return CoreStep(launched, updates, self._report(step.snapshot, updates, duration_s, failure))
 
-    def _wait_for_batch(self) -> None:
-        """Nothing can be planned before a batch has been waited for, or blocks; but not long, since others may come."""
-        opens_at_s = self.scheduler.opens_at_s()
-        if self.scheduler.num_fetching and self._pump is not None:
-            waits_s = _LONGEST_SLEEP_S if opens_at_s is None else max(opens_at_s - self._now(), 0.0)
+    def _wait(self) -> None:
+        """Nothing can be planned before blocks have come, or before a time; but not long, since requests may come."""
+        ready_at_s = self.scheduler.ready_at_s()
+        waits_s = math.inf if ready_at_s is None else max(ready_at_s - self._now(), 0.0)
+        if self.scheduler.live.fetching.requests and self._pump is not None:
             self._pump.wait(min(waits_s, _LONGEST_SLEEP_S))
             return
-        if opens_at_s is None:
+        if ready_at_s is None:
             raise RuntimeError("requests are waiting, nothing is in flight, and yet nothing can be planned")
-        self._sleep(min(max(opens_at_s - self._now(), 0.0), _LONGEST_SLEEP_S))
+        self._sleep(min(waits_s, _LONGEST_SLEEP_S))
 
     def _idle_step(self, updates: list[RequestUpdate]) -> CoreStep:
         snapshot = self._take_snapshot(self.scheduler.nothing(), ())
@@ -231,7 +234,7 @@ class EngineCore:
             output=output,
             requests=requests,
             num_tokens=tuple([request.num_tokens for request in requests]),
-            num_running=len(scheduler.running),
+            num_running=len(scheduler.live.running),
             num_waiting=scheduler.num_waiting,
             num_used_blocks=scheduler.kv_cache.num_used_blocks,
             num_used_slots=scheduler.num_used_slots,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from headway.config import EngineConfig, ModelConfig, ResolvedConfig
 from headway.core import Request, RequestStatus, RequestUpdate
+from headway.core.create import create_scheduler
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
-from headway.core.scheduler import create_scheduler
 from headway.engine.beam_requests import BeamRequests, SearchedStep
 from headway.engine.engine_core import EngineCore
 from headway.engine.output_processor import EndedCompletion, OutputProcessor

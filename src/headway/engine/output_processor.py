@@ -336,7 +336,7 @@ class OutputProcessor:
             completion.fail(OUTPUT_FAILED)
             if update.finish_status is not None:
                 completion.tell_end()
-            return update.finish_status is None and update.held_status is None
+            return update.finish_status is None and update.last_status is None
 
     def _tell_end(self, live: _LiveRequest, completion: Completion, now_s: float) -> None:
         if self._on_end is not None:

@@ -81,7 +81,7 @@ class EngineCounters:
         """The counters, and the present state of queue, batch and blocks. To be sent before the next step is taken."""
         stats, scheduler, num_seated = self._stats, self._scheduler, self._num_seated_beams()
         batch, blocks, kv_cache = stats.batch, stats.blocks, scheduler.kv_cache
-        batch.num_running = len(scheduler.running) + num_seated
+        batch.num_running = len(scheduler.live.running) + num_seated
         batch.num_waiting = scheduler.num_waiting - num_seated
         blocks.num_free_blocks = kv_cache.device.pool.num_free_blocks
         blocks.num_cached_blocks = kv_cache.device.num_idle
@@ -94,7 +94,7 @@ class EngineCounters:
             stats.prefix_cache.num_queried_tokens -= beams.num_queried_tokens
             stats.prefix_cache.num_hit_tokens -= beams.num_hit_tokens
         if tiers is not None:
-            batch.num_fetching = scheduler.num_fetching
+            batch.num_fetching = len(scheduler.live.fetching.requests)
             stats.tiers.num_host_blocks = len(tiers.host)
             stats.tiers.num_disk_blocks = 0 if tiers.host.disk is None else len(tiers.host.disk)
         return stats
@@ -103,7 +103,7 @@ class EngineCounters:
         """Beams that go on are in the queue between two steps, and in the batch while there is room for them."""
         if not self._beams:
             return 0
-        num_free_seats = self._scheduler.config.max_num_seqs - len(self._scheduler.running)
+        num_free_seats = self._scheduler.config.max_num_seqs - len(self._scheduler.live.running)
         return min(self._beams.num_between_steps, max(0, num_free_seats))
 
     def _count_prompts(self, report: StepReport) -> None:
@@ -246,7 +246,7 @@ class SnapshotMaker:
         return BlockSnapshot(self._map())
 
     def _waiting(self) -> list[WaitingRow]:
-        queue = self._scheduler.waiting
+        queue = self._scheduler.live.waiting
         num_shown = min(len(queue), NUM_WAITING_SHOWN, self._scheduler.config.skip_window + 1)
         requests = [queue.peek(place) for place in range(num_shown)]
         return [

@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from headway.core.fetching import FETCH_LIMIT_S
 from headway.core.kv.blocks import block_digests, root_digest
-from headway.core.live_requests import FETCH_LIMIT_S
 from headway.core.request_options import RequestOptions
 from headway.errors import InvalidRequestError
 from headway.front.remote_engine import RemoteEngine

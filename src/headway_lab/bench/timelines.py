@@ -256,8 +256,8 @@ def sample_of(scheduler: Scheduler, at_s: float) -> BatchSample:
     kv_cache = scheduler.kv_cache
     return BatchSample(
         at_s=at_s,
-        num_running=scheduler.num_in_batch,
-        num_waiting=len(scheduler.waiting),
+        num_running=len(scheduler.in_batch),
+        num_waiting=len(scheduler.live.waiting),
         kv_used=kv_cache.num_used_blocks / kv_cache.num_blocks,
     )
 

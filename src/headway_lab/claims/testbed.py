@@ -244,7 +244,7 @@ class _Watch:
         scheduler = self._engine.core.scheduler
         if (waste := scheduler.kv_waste) is not None:
             self.waste.append(waste)
-            self.num_running.append(scheduler.num_in_batch)
+            self.num_running.append(len(scheduler.in_batch))
         return self._engine.step()
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headway.core import Request, SchedulerOutput
+from headway.core.create import create_scheduler
 from headway.core.kv.cache_report import CacheChanges, CacheReport
-from headway.core.scheduler import create_scheduler
 from headway.engine.engine_core import CoreStep, EngineCore
 from headway.executor.simulated import Arrivals, SimulatedExecutor, SimulatedTransfers, StepTime, VirtualClock
 from headway.settings import CacheSettings, SchedulerSettings

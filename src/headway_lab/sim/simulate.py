@@ -311,7 +311,7 @@ class _Cluster:
             self._agenda.ended(int(update.request_id), now_s)
             if self._progress is not None:
                 self._progress.advance()
-        self.result.most_waiting = max(self.result.most_waiting, len(replica.core.scheduler.waiting))
+        self.result.most_waiting = max(self.result.most_waiting, len(replica.core.scheduler.live.waiting))
         for output in step.launched:
             for request_id in output.preempted_request_ids:
                 timelines[int(request_id)].num_preemptions += 1
@@ -440,7 +440,7 @@ def _prompt_of(request: Request) -> Request:
 def _note_batch(result: Simulation, scheduler: Scheduler) -> None:
     if (waste := scheduler.kv_waste) is not None:
         result.waste.append(waste)
-        result.num_running.append(scheduler.num_in_batch)
+        result.num_running.append(len(scheduler.in_batch))
 
 
 def _request(name: str, work: BenchRequest) -> Request:

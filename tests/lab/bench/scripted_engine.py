@@ -93,12 +93,12 @@ class _Scheduler:
         return self._engine.live[: self._engine.max_running]
 
     @property
-    def num_in_batch(self) -> int:
-        return len(self.running)
+    def in_batch(self) -> list[str]:
+        return self.running
 
     @property
-    def waiting(self) -> list[str]:
-        return self._engine.live[self._engine.max_running :]
+    def live(self) -> SimpleNamespace:
+        return SimpleNamespace(waiting=self._engine.live[self._engine.max_running :])
 
     @property
     def kv_cache(self) -> SimpleNamespace:

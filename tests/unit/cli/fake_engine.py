@@ -12,7 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from headway.config import EngineConfig
-from headway.core import KVCacheManager, PrefixCache, Request, RequestStatus, Scheduler
+from headway.core import KVCacheManager, PrefixCache, Request, RequestStatus
+from headway.core.create import scheduler_of
 from headway.engine.engine_core import EngineCore
 from headway.engine.step_report import EngineStep
 from headway.errors import InvalidRequestError, RequestTooLargeError
@@ -49,7 +50,7 @@ class FakeEngine:
             prefix_cache=PrefixCache() if config.cache.enable_prefix_caching else None,
         )
         clock = itertools.count()
-        scheduler = Scheduler(config.scheduler, kv_cache)
+        scheduler = scheduler_of(config.scheduler, kv_cache)
         self.core = EngineCore(scheduler, FakeExecutor(self._next_token), now=lambda: next(clock) / 1000)
 
     def add_request(self, request_id: str, prompt: str | Sequence[int], params: SamplingParams) -> None:

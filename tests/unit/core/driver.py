@@ -18,6 +18,7 @@ from headway.core import (
     SchedulerOutput,
     check_invariants,
 )
+from headway.core.create import scheduler_of
 from headway.core.request_options import RequestOptions
 
 
@@ -34,7 +35,7 @@ def make_scheduler(
     kv_cache = KVCacheManager(
         num_blocks=num_blocks, block_size=block_size, prefix_cache=prefix_cache, reserve_tokens=reserve_tokens
     )
-    return Scheduler(SchedulerConfig(**options).resolve("cpu"), kv_cache)
+    return scheduler_of(SchedulerConfig(**options).resolve("cpu"), kv_cache)
 
 
 def request(name: str, num_prompt_tokens: int, max_tokens: int = 8, **options: object) -> Request:

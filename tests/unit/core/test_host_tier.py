@@ -320,15 +320,15 @@ def test_a_request_is_fetched_from_disk_or_from_the_replica_it_names() -> None:
     moves = scheduler.schedule().moves
     check_invariants(scheduler)
     assert [(digest, source) for digest, _, source in moves.fetched] == [(one, "there") for one in digests[2:]]
-    assert scheduler.num_fetching == scheduler.num_waiting == 2
+    assert len(scheduler.live.fetching.requests) == scheduler.num_waiting == 2
     scheduler.fetch_done(digests[1], True)
-    assert scheduler.num_fetching == 1
+    assert len(scheduler.live.fetching.requests) == 1
     (new,) = scheduler.schedule().new_requests
     assert (new.request_id, new.num_computed_tokens) == ("disk", 8)
     scheduler.fetch_done(digests[3], True)
     scheduler.fetch_done(digests[2], False)
     check_invariants(scheduler)
-    assert scheduler.num_fetching == 0 and named.has_fetched
+    assert len(scheduler.live.fetching.requests) == 0 and named.has_fetched
 
 
 def test_a_request_that_was_away_is_still_guarded_against_starvation() -> None:

@@ -16,8 +16,6 @@ LEGAL = {
     *((S.RUNNING, final) for final in FINAL),
     (S.PREEMPTED, S.RUNNING),
     *((S.PREEMPTED, final) for final in FINAL),
-    (S.RUNNING, S.HELD),
-    *((S.HELD, final) for final in FINAL),
     *((S.FETCHING, after) for after in (S.WAITING, S.FINISHED_ABORTED, S.FINISHED_ERROR)),
     (S.WAITING, S.FETCHING),
 }

@@ -80,7 +80,7 @@ def test_a_request_that_may_choose_nothing_more_stops_without_a_token(is_preempt
 
 def test_an_unknown_policy_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'priority'"):
-        create_policy("prioriti", make_scheduler().view)
+        create_policy("prioriti", make_scheduler().policy.view)
 
 
 def test_results_are_taken_in_the_order_of_the_steps_and_once() -> None:

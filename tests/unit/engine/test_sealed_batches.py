@@ -89,7 +89,7 @@ def test_answers_of_a_batch_end_together_whatever_ended_them(batching: str) -> N
     while engine.has_unfinished_requests():
         ends.append({output.request_id for output in engine.step().outputs if output.finished})
         scheduler = engine.core.scheduler
-        num_in_batch.append(scheduler.num_in_batch)
+        num_in_batch.append(len(scheduler.in_batch))
         engine.check_invariants()
     assert [end for end in ends if end] == [{"string", "token", "length", "longest"}]
     assert set(num_in_batch[:-1]) == {4}

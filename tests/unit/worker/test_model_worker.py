@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from headway.config import EngineConfig
+from headway.core.create import create_scheduler
 from headway.core.request import Request
-from headway.core.scheduler import create_scheduler
 from headway.core.scheduler_output import SchedulerOutput
 from headway.executor.local import LocalExecutor
 from headway.loader import open_checkpoint

@@ -1,10 +1,4 @@
-"""A step from its plan to its result.
-
-    StepPlan         what has been decided about a step so far
-    ShareAllocator   gives requests their shares of it: tokens from the budget, blocks from the KV cache. Where blocks
-                     run out, other requests are preempted
-    Landing          steps in flight, and what their results change: tokens are appended, blocks become findable,
-                     requests end
+"""Steps in flight, and what their results change: tokens are appended, blocks become findable, requests end.
 
 A step is planned as if those before it had run, so several may be in flight. Their results come in the order of the
 steps; requests that have ended meanwhile are passed over.
@@ -13,18 +7,17 @@ steps; requests that have ended meanwhile are passed over.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from headway.core.kv.manager import KVCacheManager
 from headway.core.live_requests import LiveRequests
-from headway.core.policy import PolicyView, SchedulingPolicy
+from headway.core.policy import SchedulingPolicy
 from headway.core.request import Request, RequestStatus
 from headway.core.scheduler_output import (
     BatchSnapshot,
     ModelRunnerOutput,
-    NewRequest,
     PendingStep,
     RequestUpdate,
     SampledTokens,
@@ -34,57 +27,9 @@ from headway.core.scheduler_output import (
 )
 
 _RUNNING, _PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED  # an enum's own attributes are slow to look up
-_NO_LIMIT = 2**62  # more tokens than any prompt has
 _COPIED_PART = 0.1  # of a step's time: if copies of blocks take more, it is not learnt from
 _NOTHING = SampledTokens(())
 _NO_TOKEN = SampledTokens((), error="the executor returned no token for it")
-
-
-class TokenBudget:
-    """The tokens a step may still compute, and the most that one request may take of them."""
-
-    __slots__ = ("left", "max_chunk_tokens")
-
-    def __init__(self, limit: int, max_chunk_tokens: int | None = None) -> None:
-        self.left = limit
-        self.max_chunk_tokens = limit if max_chunk_tokens is None else max_chunk_tokens
-
-    def offer(self, num_remaining_tokens: int) -> int:
-        """The most that a request with this many tokens to compute may take now."""
-        return min(num_remaining_tokens, self.left, self.max_chunk_tokens)
-
-    def cap(self, num_tokens: int) -> None:
-        """From here on, spend no more than this."""
-        self.left = min(self.left, num_tokens)
-
-    def take(self, num_tokens: int) -> None:
-        if not 0 <= num_tokens <= self.left:
-            raise RuntimeError(f"cannot take {num_tokens} tokens from a budget of {self.left}")
-        self.left -= num_tokens
-
-    def refund(self, num_tokens: int) -> None:
-        self.left += num_tokens
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """What has been decided about a step so far."""
-
-    now_s: float
-    budget: TokenBudget
-    num_prompt_tokens: int = 0  # of the budget, what decodes leave to prompts
-    max_short_tokens: int = _NO_LIMIT  # a prompt with more tokens may be long: it takes several steps
-    max_long_tokens: int = _NO_LIMIT  # what all prompts may have of the step, if there is a long one among them
-    scheduled: dict[Request, ScheduledRequest] = field(default_factory=dict)
-    keeps: dict[Request, ScheduledRequest] = field(default_factory=dict)  # as in `LaunchedStep`
-    admitted: list[NewRequest] = field(default_factory=list)
-    preempted: list[Request] = field(default_factory=list)
-    displaceable: list[Request] | None = None  # requests that may be preempted for a waiting one, once asked for
-
-    def is_long(self, request: Request, num_tokens: int) -> bool:
-        """Whether these tokens of a prompt take more than one step, so that shorter ones pass it. Those at the end of a
-        long prompt count for more than they are, since they look back at all before."""
-        return request.num_tokens > self.max_short_tokens and num_tokens > self.max_long_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -105,118 +50,6 @@ class LaunchedStep:
     submitted_s: float = 0.0
     pending: PendingStep | None = None
     """What the executor has made of it; None: it was not submitted."""
-
-
-class ShareAllocator:
-    """Gives requests their shares of a step."""
-
-    def __init__(
-        self,
-        *,
-        kv_cache: KVCacheManager,
-        view: PolicyView,
-        policy: SchedulingPolicy,
-        live: LiveRequests,
-        in_flight: deque[LaunchedStep],
-        max_preemptions: int,
-        preemption_mode: str,
-    ) -> None:
-        self._kv_cache = kv_cache
-        self._view = view
-        self._policy = policy
-        self._live = live
-        self._in_flight = in_flight
-        self._max_preemptions = max_preemptions
-        self._preemption_mode = preemption_mode
-
-    def admit(self, plan: StepPlan, request: Request) -> None:
-        """Let a waiting request enter, with its first share at once. There must be a seat and memory."""
-        new = self._live.admit(
-            request,
-            restore_mode=self._preemption_mode if request.num_preemptions else "auto",
-            token_s=self._view.pace.step_time.per_token_s,
-        )
-        plan.admitted.append(new)
-        self.compute(plan, request)
-
-    def compute_each(self, plan: StepPlan, requests: Iterable[Request]) -> None:
-        """Compute these in turn, as far as the budget goes and they have no share yet."""
-        for request in requests:
-            if plan.budget.left == 0:
-                return
-            if request.status is _RUNNING and request not in plan.scheduled:
-                self.compute(plan, request)
-
-    def compute(self, plan: StepPlan, request: Request) -> None:
-        """Give a running request its share of the step. Where blocks run out, others are preempted, or it is itself."""
-        kv_cache, budget, num_computed = self._kv_cache, plan.budget, request.num_computed_tokens
-        num_remaining, num_tokens = request.num_remaining_tokens, 1
-        if num_remaining > 1:
-            num_tokens = self._policy.chunk_size(
-                request,
-                num_offered_tokens=budget.offer(num_remaining),
-                num_left_tokens=budget.left,
-                can_enter=self._live.can_enter,
-            )
-        new_block_ids = kv_cache.allocate(request, num_tokens)
-        if new_block_ids is None:
-            num_tokens = min(num_tokens, self._make_room(plan, request))
-            if num_tokens == 0:
-                return
-            new_block_ids = kv_cache.allocate(request, num_tokens)
-            assert new_block_ids is not None
-        budget.take(num_tokens)
-        share = ScheduledRequest(
-            request.request_id, num_tokens, num_computed, tuple(new_block_ids), num_tokens == num_remaining
-        )
-        plan.scheduled[request] = share
-        num_admitted = kv_cache.uncached.get(request, 0)
-        if num_computed < num_admitted:
-            end = num_computed + num_tokens
-            fills_block = end % kv_cache.block_size < num_tokens
-            if fills_block or end == request.num_prompt_tokens or end == num_admitted:
-                plan.keeps[request] = share
-
-    def _make_room(self, plan: StepPlan, request: Request) -> int:
-        """How many more tokens fit. Requests are preempted until one does; 0 if this one was preempted itself."""
-        while (num_fitting := self._kv_cache.num_tokens_that_fit(request)) <= 0:
-            victim = self._policy.choose_victim(self.preemptible() or self._live.running)
-            self.preempt(plan, victim)
-            if victim is request:
-                return 0
-        return num_fitting
-
-    def preemptible(self) -> list[Request]:
-        """Running requests that have not been preempted too often already."""
-        most = self._max_preemptions
-        return [request for request in self._live.running if request.num_preemptions < most]
-
-    def preempt(self, plan: StepPlan, request: Request) -> None:
-        """Take a running request's blocks, and its share of the step if it has one."""
-        self._drop_drafts(request)
-        self._live.preempt(request)
-        for step in self._in_flight:
-            step.keeps.pop(request, None)
-        plan.keeps.pop(request, None)
-        share = plan.scheduled.pop(request, None)
-        if share is not None:
-            plan.budget.refund(share.num_tokens)
-        plan.preempted.append(request)
-
-    def _drop_drafts(self, request: Request) -> None:
-        """If drafts of a request are being verified, give up what steps in flight bring it, from the first of them on:
-        a request that waits has a number of tokens that does not change."""
-        num_dropped, has_drafts = 0, False
-        for step in self._in_flight:
-            for own, share in zip(step.requests, step.output.scheduled):
-                if own is request and share.samples and request not in step.dropped:
-                    has_drafts = has_drafts or bool(share.drafts)
-                    if has_drafts:
-                        step.dropped.add(request)
-                        num_dropped += 1 + len(share.drafts)
-        if num_dropped:
-            request.retract(num_dropped)
-            self._live.count_computed(-num_dropped)
 
 
 class Verifier(Protocol):
@@ -245,21 +78,42 @@ class Landing:
         *,
         kv_cache: KVCacheManager,
         live: LiveRequests,
-        view: PolicyView,
         policy: SchedulingPolicy,
         verifier: Verifier | None,
+        finish: Callable[[str, RequestStatus], Request],
     ) -> None:
-        """Without a `verifier` there are no drafts."""
+        """Without a `verifier` there are no drafts. `finish` ends a request."""
         self.in_flight: deque[LaunchedStep] = deque()
         self._kv_cache = kv_cache
         self._live = live
-        self._view = view
         self._policy = policy
         self._verifier = verifier
+        self._finish = finish
 
     def launch(self, step: LaunchedStep) -> None:
         """Expect the result of this step, after those of the steps before."""
         self.in_flight.append(step)
+
+    def drop(self, request: Request) -> None:
+        """Note that a request is about to be preempted: it loses its blocks, and steps in flight keep nothing of it."""
+        self._drop_drafts(request)
+        for step in self.in_flight:
+            step.keeps.pop(request, None)
+
+    def _drop_drafts(self, request: Request) -> None:
+        """If drafts of a request are being verified, give up what steps in flight bring it, from the first of them on:
+        a request that waits has a number of tokens that does not change."""
+        num_dropped, has_drafts = 0, False
+        for step in self.in_flight:
+            for own, share in zip(step.requests, step.output.scheduled):
+                if own is request and share.samples and request not in step.dropped:
+                    has_drafts = has_drafts or bool(share.drafts)
+                    if has_drafts:
+                        step.dropped.add(request)
+                        num_dropped += 1 + len(share.drafts)
+        if num_dropped:
+            request.retract(num_dropped)
+            self._live.count_computed(-num_dropped)
 
     def land(
         self, output: SchedulerOutput, result: ModelRunnerOutput, *, duration_s: float | None
@@ -278,9 +132,6 @@ class Landing:
         if result.stopped:
             updates += self._stop(step, result.stopped)
         self._append(step, result, updates)
-        # The forks of a beam follow in the same batch: the engine adds them before it asks for the next plan.
-        if self._live.held and not any(request.is_beam for request in step.requests):
-            updates += self._live.release()
         return updates
 
     def _is_mostly_copies(self, output: SchedulerOutput, duration_s: float) -> bool:
@@ -299,7 +150,7 @@ class Landing:
             plain_s = self._verifier.observe_step(
                 duration_s, num_drafts=num_drafts, num_decodes=num_decodes, num_chunk_tokens=num_chunk_tokens
             )
-        self._view.observe_step(
+        self._policy.view.observe_step(
             num_chunk_tokens=num_chunk_tokens, num_decodes=num_decodes, duration_s=duration_s, plain_s=plain_s
         )
 
@@ -369,9 +220,8 @@ class Landing:
         token_ids, logprobs = sampled.token_ids[:num_taken], sampled.logprobs[:num_taken]
         if sampled.error is None and request.status is _RUNNING:
             self._kv_cache.complete(request)
-        if self._live.end(request, status):
-            return RequestUpdate(request.request_id, token_ids, logprobs, status, sampled.error)
-        return RequestUpdate(request.request_id, token_ids, logprobs, None, held_status=status)
+        self._finish(request.request_id, status)
+        return RequestUpdate(request.request_id, token_ids, logprobs, status, sampled.error)
 
 
 def _all_failed(output: SchedulerOutput, result: ModelRunnerOutput) -> bool:

@@ -1,4 +1,4 @@
-"""How waiting requests get ahead of running ones: short prompts pass a long one, or a policy displaces a request.
+"""What a long prompt changes: steps are shortened, and short prompts pass it.
 
 Prompts are computed in the order of the policy, and one that takes many steps would keep all behind it waiting for its
 end. So prompts that fit into one step pass it, but not for free: what they take of the steps is counted against the
@@ -11,12 +11,11 @@ long one's own progress, and stays below a fixed share of it.
 
 from __future__ import annotations
 
-from headway.core.kv.manager import KVCacheManager
 from headway.core.live_requests import LiveRequests
 from headway.core.policy import SchedulingPolicy
 from headway.core.request import Request
-from headway.core.step_time import DecodePace
-from headway.core.steps import ShareAllocator, StepPlan
+from headway.core.shares import ShareAllocator, StepPlan
+from headway.settings import SchedulerSettings
 
 QUIET_STEPS = 100
 """If no request has arrived for this many steps with a long prompt, none is expected."""
@@ -49,31 +48,26 @@ class PassingAccount:
 
 
 class LongPrompts:
-    """What a long prompt changes: the step is shortened, and short prompts pass."""
+    """Lets short prompts pass a long one."""
 
     def __init__(
         self,
+        config: SchedulerSettings,
         *,
-        kv_cache: KVCacheManager,
         policy: SchedulingPolicy,
         live: LiveRequests,
-        pace: DecodePace,
         shares: ShareAllocator,
-        passing_share: float,
-        skip_window: int,
     ) -> None:
-        self._kv_cache = kv_cache
         self._policy = policy
         self._live = live
-        self._pace = pace
         self._shares = shares
-        self._account = PassingAccount(passing_share)
-        self._skip_window = skip_window
+        self._account = PassingAccount(config.short_prompt_share)
+        self._skip_window = config.skip_window
 
     def let_short_pass(self, plan: StepPlan, prompts: list[Request]) -> None:
         """Compute prompts that fit into one step before the first that does not, as far as it may be slowed by it.
         `prompts`: the running requests whose prompts are not complete; at least one is long."""
-        self._shorten(plan)
+        shorten(plan, policy=self._policy, live=self._live)
         index = next(i for i, one in enumerate(prompts) if plan.is_long(one, one.num_remaining_tokens))
         long, before, behind = prompts[index], prompts[:index], prompts[index + 1 :]
         num_left = plan.budget.left - sum(one.num_remaining_tokens for one in before)
@@ -85,7 +79,7 @@ class LongPrompts:
         self._shares.compute_each(plan, [one for one in behind if not plan.is_long(one, one.num_remaining_tokens)])
         while plan.budget.left and not plan.preempted:
             request = self._find_passing(plan, long)
-            if request is None or self._kv_cache.should_wait(request) or not self._live.fits(request):
+            if request is None or not self._live.can_enter(request):
                 break
             self._shares.admit(plan, request)
         self._account.charge(num_tokens - plan.budget.left)
@@ -103,60 +97,30 @@ class LongPrompts:
             request = waiting.peek(index)
             if request is None or (index and num_seats == 1):
                 return None
-            is_short = self._num_uncached(plan, request) <= plan.max_short_tokens
+            is_short = _num_uncached(plan, request, self._policy) <= plan.max_short_tokens
             if is_short and self._policy.key(request) <= entry_key:
                 return request
         request = None if num_overdue else waiting.first_short(plan.max_short_tokens)
         return None if request is None or self._policy.key(request) > entry_key else request
 
-    def _num_uncached(self, plan: StepPlan, request: Request) -> int:
-        """How many tokens of a waiting request would have to be computed; the cache is asked only if it matters."""
-        if request.num_tokens <= plan.max_short_tokens:
-            return request.num_tokens
-        return request.num_tokens - self._kv_cache.num_cached_tokens(request)
 
-    def shorten_for(self, plan: StepPlan, request: Request) -> None:
-        """Shorten the step if the request that enters it has a long prompt to compute."""
-        if plan.is_long(request, self._num_uncached(plan, request)):
-            self._shorten(plan)
-
-    def _shorten(self, plan: StepPlan) -> None:
-        """Limit a step with a long prompt: requests that arrive meanwhile must not wait long for its end. A batch of
-        work that was there from its start, while no other request has arrived for long, is computed at full speed."""
-        quiet_s = plan.now_s - self._live.last_joined_s
-        if len(self._live.by_id) == 1 or quiet_s < QUIET_STEPS * self._pace.long_step_s:
-            num_taken = plan.num_prompt_tokens - plan.budget.left
-            plan.budget.cap(max(0, plan.max_long_tokens - num_taken))
+def shorten_for(plan: StepPlan, request: Request, *, policy: SchedulingPolicy, live: LiveRequests) -> None:
+    """Shorten the step if the request that enters it has a long prompt to compute."""
+    if plan.is_long(request, _num_uncached(plan, request, policy)):
+        shorten(plan, policy=policy, live=live)
 
 
-class Displacement:
-    """Running requests that are preempted for a waiting one, as the policy chooses them."""
+def shorten(plan: StepPlan, *, policy: SchedulingPolicy, live: LiveRequests) -> None:
+    """Limit a step with a long prompt: requests that arrive meanwhile must not wait long for its end. A batch of work
+    that was there from its start, while no other request has arrived for long, is computed at full speed."""
+    quiet_s = plan.now_s - live.last_joined_s
+    if len(live.by_id) == 1 or quiet_s < QUIET_STEPS * policy.view.pace.long_step_s:
+        num_taken = plan.num_prompt_tokens - plan.budget.left
+        plan.budget.cap(max(0, plan.max_long_tokens - num_taken))
 
-    def __init__(
-        self, *, kv_cache: KVCacheManager, policy: SchedulingPolicy, live: LiveRequests, shares: ShareAllocator
-    ) -> None:
-        self._kv_cache = kv_cache
-        self._policy = policy
-        self._live = live
-        self._shares = shares
 
-    def choose(self, plan: StepPlan, request: Request, *, most: int) -> list[Request]:
-        """Requests to preempt so that a waiting one can enter. None, if it could not enter after `most` of them: no
-        request is preempted for nothing."""
-        live = self._live
-        if request.num_pending_tokens or not live.running or live.held or self._kv_cache.should_wait(request):
-            return []
-        if plan.displaceable is None:  # requests that enter after this are not among them
-            new_ids = {new.request_id for new in plan.admitted}
-            plan.displaceable = [one for one in self._shares.preemptible() if one.request_id not in new_ids]
-        candidates = [one for one in plan.displaceable if one not in plan.preempted]
-        victims: list[Request] = []
-        while candidates and len(victims) < most:
-            victim = self._policy.choose_displaced(request, candidates)
-            if victim is None:
-                break
-            candidates.remove(victim)
-            victims.append(victim)
-            if live.fits(request, leaving=victims):
-                return victims
-        return []
+def _num_uncached(plan: StepPlan, request: Request, policy: SchedulingPolicy) -> int:
+    """How many tokens of a waiting request would have to be computed; the cache is asked only if it matters."""
+    if request.num_tokens <= plan.max_short_tokens:
+        return request.num_tokens
+    return request.num_tokens - policy.view.num_cached_tokens(request)
