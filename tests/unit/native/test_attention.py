@@ -14,6 +14,7 @@ from torch import Tensor
 from headway.attention.base import AttentionBatch, HeadNorms, Heads
 from headway.attention.cpu import CpuAttention
 from headway.errors import ConfigError
+from headway.kv.codes import decode, encode
 from headway.kv.layer_cache import LayerKVCache
 from headway.kv_formats import FORMATS, KVFormat
 from headway.layers.native_ops import NativeOps
@@ -51,8 +52,8 @@ class Sequences:
         """With keys and values that the format holds."""
         return Sequences(
             q=self.q,
-            k=[format.keys.decode(*format.keys.encode(k), torch.float32) for k in self.k],
-            v=[format.values.decode(*format.values.encode(v), torch.float32) for v in self.v],
+            k=[decode(format.keys, *encode(format.keys, k), torch.float32) for k in self.k],
+            v=[decode(format.values, *encode(format.values, v), torch.float32) for v in self.v],
         )
 
     def oracle(self, r: int, first: int, end: int) -> Tensor:
@@ -185,12 +186,11 @@ def test_large_scores_do_not_overflow(library: NativeLibrary) -> None:
 
 
 def test_what_cannot_be_read_is_refused(fast: NativeLibrary) -> None:
-    bad = [LayerKVCache.zeros(1, 1, 8, 4, dtype=torch.bfloat16)]
-    assert not CpuAttention.is_supported(bad, 2)
-    assert CpuAttention.is_supported([LayerKVCache.zeros(1, 1, 8, 4, dtype=torch.float16)], 2)
-    assert not CpuAttention.is_supported([LayerKVCache.zeros(1, 2, 8, 4, dtype=torch.float16)], 3)
+    CpuAttention([LayerKVCache.zeros(1, 1, 8, 4, dtype=torch.float16)], 2)
     with pytest.raises(ConfigError, match="bfloat16"):
-        CpuAttention(bad, 2)
+        CpuAttention([LayerKVCache.zeros(1, 1, 8, 4, dtype=torch.bfloat16)], 2)
+    with pytest.raises(ConfigError, match="3"):
+        CpuAttention([LayerKVCache.zeros(1, 2, 8, 4, dtype=torch.float16)], 3)
 
 
 @pytest.mark.parametrize("format", ALL, ids=lambda format: format.name)
