@@ -16,6 +16,7 @@ from headway.server.api.api_errors import ApiError
 from headway.server.api.requests import CompletionRequest
 from headway.server.http import asgi_io
 from headway.server.http.asgi_io import BodyReader, decode_json
+from headway.server.limits import LIMITS
 from headway.wire.engine_stats import EngineStats
 from headway.wire.messages import Delta
 from tests.unit.server.fake_engine import (
@@ -85,9 +86,9 @@ def test_large_bodies_are_413() -> None:
 
 async def test_large_bodies_have_their_turn_one_after_another() -> None:
     reader = BodyReader(max_bytes=2**20, timeout_s=1.0)
-    body = json.dumps({"prompt": "x" * asgi_io.PART_BYTES}).encode()
+    body = json.dumps({"prompt": "x" * LIMITS.part_bytes}).encode()
     wrong = body[:-1]
-    for content in [body, wrong] * asgi_io.BODIES_AT_ONCE:
+    for content in [body, wrong] * LIMITS.bodies_at_once:
         with contextlib.nullcontext() if content is body else pytest.raises(ApiError, match="not valid JSON"):
             await reader.parse(content, CompletionRequest)
 

@@ -17,19 +17,20 @@ from headway.core.kv.moves import NO_MOVES
 from headway.errors import ConfigError
 from headway.structured.guides import TokenMasks
 from headway.worker import rank
+from headway.worker.model_worker import Allocated
 from headway.worker.rank import Command, Forward, Loaded, Move, Sample, Settle, Signal, Submit
 from tests.unit.no_model import nominal_plan
 
 MASKS = TokenMasks((), (), np.empty((0, 1), dtype=np.uint32))
 
 
-class Runner:
+class FakeRunner:
     """Writes down what it is asked for."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
         slots = SimpleNamespace(settle=lambda slots: self.calls.append(f"settle {slots}"))
-        self.transfers = SimpleNamespace(slots=slots)
+        self.transfers: Any = SimpleNamespace(slots=slots)
 
     def _step(self, name: str) -> Any:
         self.calls.append(name)
@@ -52,8 +53,9 @@ class Runner:
 def calls(*commands: Command, max_in_flight: int = 2) -> tuple[list[str], list[object]]:
     """What a runner is asked for, and the answers."""
     left, right = socket.socketpair()
-    ours, theirs, runner = Connection(left.detach()), Connection(right.detach()), Runner()
-    run = threading.Thread(target=rank._run_steps, args=(runner, theirs), kwargs={"max_in_flight": max_in_flight})
+    ours, theirs, runner = Connection(left.detach()), Connection(right.detach()), FakeRunner()
+    ready = Allocated(nominal_plan(num_blocks=1, block_size=4, max_model_len=64), runner, runner.transfers)
+    run = threading.Thread(target=rank._run_steps, args=(ready, theirs), kwargs={"max_in_flight": max_in_flight})
     with ours, theirs:
         run.start()
         for command in (*commands, Signal.END):
