@@ -1,4 +1,4 @@
-"""Content blocks of `/v1/messages`: what a client may write into a turn."""
+"""Records of the content blocks that a turn in `/v1/messages` may have."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CacheControl(ApiRecord, kw_only=True):
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] = "5m"
     scope: str | None = None
-    """Who may share the cached prefix. Here keys and salts say so."""
+    """Who may share the cached prefix. It is ignored: API keys and cache salts decide that here."""
 
 
 class Block(ApiRecord, kw_only=True):

@@ -1,4 +1,4 @@
-"""Input items of `/v1/responses` as messages of a chat request."""
+"""Translates the input items of `/v1/responses` into messages of a chat request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headway.server.limits import LIMITS
 _Neutral = dict[str, tuple[Any, ...]]
 _Status = Literal["in_progress", "completed", "incomplete", "failed"]
 LOCAL_SHELL = "local_shell"
-"""What the function is called that stands for OpenAI's shell tool in a history."""
+"""Name of the function that represents OpenAI's shell tool in a conversation."""
 
 
 # ---- content --------------------------------------------------------------------------------------------------------
@@ -33,7 +33,7 @@ class TextPart(ApiRecord, kw_only=True):
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
     parsed: Any = None
-    """The text as OpenAI's client has read it; it comes back with the text."""
+    """The text as parsed by OpenAI's client, which sends it back with the text."""
     prompt_cache_breakpoint: Any = None
 
 
@@ -45,7 +45,7 @@ class RefusalPart(ApiRecord, kw_only=True):
 
     @property
     def text(self) -> str:
-        """It is text like any other for the model."""
+        """The refusal, which the model reads as ordinary text."""
         return self.refusal
 
 
@@ -100,7 +100,7 @@ class FunctionCallItem(_CallItem, kw_only=True):
     name: str
     arguments: str
     parsed_arguments: Any = None
-    """The same as OpenAI's client has read it."""
+    """The arguments as parsed by OpenAI's client."""
 
 
 class CustomToolCallItem(_CallItem, kw_only=True):
@@ -181,7 +181,7 @@ _ITEMS: Mapping[str, type[_AnyItem]] = {
 
 
 def chat_messages(instructions: str | None, items: str | Sequence[Any] | None) -> list[dict[str, Any]]:
-    """The conversation of a chat request."""
+    """Return the instructions and items as the messages of a chat request."""
     messages = ChatMessages()
     if instructions:
         messages.add_text("system", [instructions])
