@@ -65,7 +65,7 @@ def chat_position(position: PositionLogprobs, form: LogprobForm) -> ChatLogprob:
 
 
 def most_likely(position: PositionLogprobs, number: int) -> list[TokenLogprob]:
-    """Return the most likely tokens of a position, best first. The sampled token, which is first there, may be absent."""
+    """Return the most likely tokens of a position, best first. The sampled token may not be among them."""
     ranked = sorted(position, key=lambda entry: -entry.logprob)
     seen: dict[int, TokenLogprob] = {}
     for entry in ranked:
