@@ -51,8 +51,8 @@ class _Phase(enum.Enum):
 
 
 class ConnectionLimit:
-    """Limits the number of open connections. At the limit, a new connection replaces the one that has been idle for
-    longest, which means without a complete request. A connection whose request is being answered is never closed."""
+    """Limits the number of open connections. At the limit, a new connection replaces the one that has been idle, which
+    means without a complete request, for longest. Connections whose requests are being answered are never replaced."""
 
     def __init__(self, most: int) -> None:
         self.most = most
