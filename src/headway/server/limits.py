@@ -90,7 +90,7 @@ class Limits:
     max_kept_shapes: int = 512
     """Cached results, for requests that ask for the same."""
     max_kept_shape_bytes: int = 32 * 2**20
-    """Total size of the jobs of these results, in bytes."""
+    """Total encoded size of these results, in bytes."""
 
     # ---- streams and viewers
     deltas_at_once: int = 128
