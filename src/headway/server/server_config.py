@@ -1,4 +1,4 @@
-"""The options of the HTTP server, declared as in `headway.config`. Flags, help and docs/server.md are made from them."""
+"""The options of the HTTP server, declared as in `headway.config`. Flags, help and docs/server.md come from here."""
 
 from __future__ import annotations
 

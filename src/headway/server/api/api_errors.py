@@ -60,7 +60,7 @@ class ErrorResponse(msgspec.Struct):
 
 
 class ApiError(Exception):
-    """An answer that is not 2xx. Its message is meant for the client."""
+    """An error answer of the API. Its message is written for the client."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> bytes:
-        """The error object as JSON."""
+        """The error as JSON, in OpenAI's form."""
         return msgspec.json.encode(
             ErrorResponse(ErrorBody(str(self), error_type(self.status), param=self.param, code=self.code))
         )

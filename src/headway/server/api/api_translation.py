@@ -39,7 +39,7 @@ else:  # the fields of `RequestOptions` that a body may set, under the same name
 
 
 class TranslatedRequest(_OptionFields, kw_only=True):
-    """What a request may say in either API, besides the API's own fields."""
+    """Fields that requests of both APIs may have, in addition to the API's own fields."""
 
     service_class: str | None = None
     stream: bool | None = None

@@ -98,7 +98,7 @@ class ChatEvents(_Events):
         )
 
     def write(self, deltas: list[Delta]) -> bytes:
-        """All events of what has arrived."""
+        """Return all events for these deltas."""
         parts: list[bytes] = []
         for delta in deltas:
             self._count(len(delta.token_ids))
@@ -140,7 +140,7 @@ class ParsedChatEvents(ChatEvents):
         self._readers = [OutputReader(self._job.answer) for _ in range(self._job.num_choices)]
 
     def write(self, deltas: list[Delta]) -> bytes:
-        """All events of what has arrived."""
+        """Return all events for these deltas."""
         parts: list[bytes] = []
         for delta in deltas:
             self._count(len(delta.token_ids))
@@ -202,7 +202,7 @@ class CompletionEvents(_Events):
         )
 
     def write(self, deltas: list[Delta]) -> bytes:
-        """All events of what has arrived."""
+        """Return all events for these deltas."""
         parts: list[bytes] = []
         for delta in deltas:
             self._count(len(delta.token_ids))

@@ -1,4 +1,4 @@
-"""Errors of `/v1/messages` as Anthropic's clients read them."""
+"""Converts errors of `/v1/messages` to the form of Anthropic's API."""
 
 from __future__ import annotations
 

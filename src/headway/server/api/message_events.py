@@ -129,7 +129,7 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 class WholeMessage(_MessageWriter):
-    """The answer as one message."""
+    """Collects the answer into one message."""
 
     async def collect(self) -> Message:
         """Wait for all choices to end, and return the message."""
@@ -143,7 +143,7 @@ class WholeMessage(_MessageWriter):
 
 
 class MessageEvents(_MessageWriter):
-    """The answer as events, each with its name."""
+    """Writes the answer as named events."""
 
     _DELTAS: ClassVar[dict[str, tuple[str, str]]] = {
         "text": ("text_delta", "text"),

@@ -36,7 +36,7 @@ CACHE_TTL_S = {"5m": 300.0, "1h": 3600.0}
 ERROR_PREFIX = "Error: "
 """Prefix for the result of a tool that failed. Chat messages have no field for failure."""
 HOSTED_TOOLS = re.compile(r"(?P<kind>web_search|web_fetch|code_execution|tool_search_tool_(regex|bm25))_\d{8}")
-"""Types of tools that Anthropic runs. Each has a date, which the log leaves out."""
+"""Types of the tools that Anthropic runs. Each ends with a date, which the log leaves out."""
 _Neutral = dict[str, tuple[Any, ...]]
 _B = TypeVar("_B", bound=Block)
 
@@ -67,7 +67,7 @@ class CustomTool(ApiRecord, kw_only=True):
     strict: bool | None = None
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = None
-    """Arguments are always streamed as they come."""
+    """Accepted and ignored: arguments are always streamed as they are generated."""
     defer_loading: bool | None = None
     """Every tool is shown to the model at once, because there is no search for tools here."""
     allowed_callers: Any = None
@@ -98,7 +98,7 @@ class Metadata(ApiRecord, kw_only=True):
 
 
 class ClearThinking(ApiRecord, kw_only=True):
-    """An edit of the conversation: which turns keep their thoughts. Only the one that changes nothing is supported."""
+    """An edit that selects the turns that keep their reasoning. Only keeping all of it is supported."""
 
     NEUTRAL: ClassVar[_Neutral] = {"keep": ("all", {"type": "all"})}
 
@@ -197,7 +197,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
     @property
     def hides_thoughts(self) -> bool:
-        """Whether the blocks of thoughts in the answer are empty."""
+        """Whether thinking blocks in the answer are empty."""
         return self.thinking is not None and self.thinking.display == "omitted"
 
     def check_supported(self, path: str = "") -> None:

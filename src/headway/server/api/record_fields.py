@@ -131,7 +131,7 @@ def option_fields(options: RequestOptions) -> dict[str, Any]:
 
 
 class ApiRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """A record that clients write. JSON has no cycles, so the garbage collector need not look at it."""
+    """Base class of records that clients send. JSON has no cycles, so the garbage collector can skip them."""
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {}
     """Fields that are not supported → the neutral values that are accepted."""

@@ -41,7 +41,7 @@ else:  # the fields of `SamplingParams` and `RequestOptions` that a body may set
 
 
 class GenerationRequest(_RecordFields, kw_only=True):
-    """What chat and plain completions share."""
+    """Fields and checks that chat and plain completions share."""
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
         "logits_processors": (None, []),
@@ -121,12 +121,12 @@ class GenerationRequest(_RecordFields, kw_only=True):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with a count of tokens."""
+        """Whether a stream ends with the token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether every event of a stream counts the tokens so far."""
+        """Whether every event of a stream has the token counts so far."""
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
 

@@ -278,7 +278,7 @@ class _ResponseWriter:
 
 
 class WholeResponse(_ResponseWriter):
-    """The answer as one response."""
+    """Collects the answer into one response."""
 
     async def collect(self) -> ResponseObject:
         """Wait for the output to end, and return the response."""

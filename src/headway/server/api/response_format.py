@@ -44,12 +44,12 @@ class ResponseFormat(ApiRecord, kw_only=True):
 
     @property
     def given_schema(self) -> dict[str, Any] | None:
-        """The schema, in whichever of its places."""
+        """The schema, from either of the two fields that may have it."""
         return self.schema if self.json_schema is None else self.json_schema.schema
 
     @property
     def schema_path(self) -> str:
-        """Where that is."""
+        """The path of that field."""
         return "schema" if self.json_schema is None else "json_schema.schema"
 
 

@@ -38,7 +38,7 @@ class TextPart(ApiRecord, kw_only=True):
 
 
 class RefusalPart(ApiRecord, kw_only=True):
-    """A model's answer that it will not answer."""
+    """A model's refusal to answer."""
 
     type: Literal["refusal"]
     refusal: str
@@ -62,7 +62,7 @@ _THOUGHTS: Mapping[str, type[TextPart]] = {"reasoning_text": TextPart, "summary_
 
 
 class _Item(ApiRecord, kw_only=True):
-    """What items share."""
+    """Fields that all items share."""
 
     UNUSED: ClassVar[frozenset[str]] = frozenset({"id", "status"})
 
@@ -82,7 +82,7 @@ class MessageItem(_Item, kw_only=True):
 
 
 class _CallItem(_Item, kw_only=True):
-    """What a call and its result share."""
+    """Fields that calls and their results share."""
 
     NEUTRAL: ClassVar[_Neutral] = {"caller": (None, {"type": "direct"})}
 
@@ -104,7 +104,7 @@ class FunctionCallItem(_CallItem, kw_only=True):
 
 
 class CustomToolCallItem(_CallItem, kw_only=True):
-    """A call of a custom tool, which has text in place of arguments."""
+    """A call of a custom tool, which has text instead of arguments."""
 
     type: Literal["custom_tool_call"]
     name: str
@@ -112,7 +112,7 @@ class CustomToolCallItem(_CallItem, kw_only=True):
 
 
 class CallOutputItem(_CallItem, kw_only=True):
-    """What the client's function or custom tool answered."""
+    """The result of a call of a function or custom tool."""
 
     UNUSED: ClassVar[frozenset[str]] = _Item.UNUSED | {"name", "namespace"}
 
@@ -122,7 +122,7 @@ class CallOutputItem(_CallItem, kw_only=True):
 
 
 class ShellCallItem(_Item, kw_only=True):
-    """A command that a model of OpenAI's had the client run."""
+    """A command that one of OpenAI's models made the client run."""
 
     type: Literal["local_shell_call"]
     action: dict[str, Any]
@@ -130,7 +130,7 @@ class ShellCallItem(_Item, kw_only=True):
 
 
 class ShellOutputItem(_Item, kw_only=True):
-    """What the command wrote. `id` is that of the call."""
+    """The output of the command. `id` is that of the call."""
 
     type: Literal["local_shell_call_output"]
     output: str
@@ -138,7 +138,7 @@ class ShellOutputItem(_Item, kw_only=True):
 
 
 class ReasoningItem(_Item, kw_only=True):
-    """What the model thought before it answered. Encrypted thoughts are another server's, and are left out."""
+    """The model's reasoning before its answer. Encrypted reasoning comes from other servers and is left out."""
 
     UNUSED: ClassVar[frozenset[str]] = _Item.UNUSED | {"encrypted_content"}
 
@@ -149,7 +149,7 @@ class ReasoningItem(_Item, kw_only=True):
 
 
 class WebSearchItem(_Item, kw_only=True):
-    """That another server has searched. What it found is in no item, so this one says nothing to the model."""
+    """A web search made by another server. Items do not have its results, so it is left out of the prompt."""
 
     UNUSED: ClassVar[frozenset[str]] = _Item.UNUSED | {"action"}
 

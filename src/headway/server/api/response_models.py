@@ -94,7 +94,7 @@ class ChatChoice(msgspec.Struct):
     finish_reason: ChatFinishReason
     stop_reason: int | str | None = None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    """With `return_token_ids`."""
+    """Present with `return_token_ids`."""
 
 
 class ChatCompletion(msgspec.Struct):
@@ -108,7 +108,7 @@ class ChatCompletion(msgspec.Struct):
     usage: Usage
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    """With `return_token_ids`."""
+    """Present with `return_token_ids`."""
 
 
 class PromptLogprob(msgspec.Struct):

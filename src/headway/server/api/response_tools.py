@@ -28,11 +28,11 @@ HOSTED_TOOLS = frozenset(
 )
 """Types of tools that OpenAI runs itself, or whose format only its models were trained on."""
 CUSTOM_INPUT = "input"
-"""The argument of the function that stands for a custom tool."""
+"""Name of the single argument of a custom tool's function."""
 
 
 class _Tool(ApiRecord, kw_only=True):
-    """What functions and custom tools share."""
+    """Fields that functions and custom tools share."""
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {"allowed_callers": (None, ["direct"])}
     UNUSED: ClassVar[frozenset[str]] = frozenset({"defer_loading"})
@@ -56,7 +56,7 @@ class FunctionTool(_Tool, kw_only=True):
 
 
 class CustomFormat(ApiRecord, kw_only=True):
-    """What the input of a custom tool looks like."""
+    """The format of a custom tool's input."""
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
@@ -71,7 +71,7 @@ class CustomTool(_Tool, kw_only=True):
 
 
 class NamespaceTool(ApiRecord, kw_only=True):
-    """Tools with a name in common."""
+    """A group of tools whose names share a prefix."""
 
     type: Literal["namespace"]
     name: str
@@ -188,7 +188,7 @@ def custom_arguments(text: str) -> str:
 
 
 class NamedTool(ApiRecord, kw_only=True):
-    """`tool_choice`: this tool and no other."""
+    """A `tool_choice` that requires this tool."""
 
     type: Literal["function", "custom"]
     name: str
@@ -196,7 +196,7 @@ class NamedTool(ApiRecord, kw_only=True):
 
 
 class AllowedTools(ApiRecord, kw_only=True):
-    """`tool_choice`: some of the tools."""
+    """A `tool_choice` that allows only some of the tools."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]

@@ -24,13 +24,13 @@ _Neutral = dict[str, tuple[Any, ...]]
 
 
 class PlainFormat(ApiRecord, kw_only=True):
-    """Any text, or any JSON object."""
+    """A format of any text or any JSON object."""
 
     type: Literal["text", "json_object"]
 
 
 class SchemaFormat(ApiRecord, kw_only=True):
-    """JSON of a schema."""
+    """A format of JSON that follows a schema."""
 
     type: Literal["json_schema"]
     name: str

@@ -43,7 +43,7 @@ _BODY_TOO_LARGE = ApiError(
 
 
 class _Phase(enum.Enum):
-    """Which part of a request is arriving."""
+    """The part of a request that is arriving."""
 
     BETWEEN = enum.auto()
     HEAD = enum.auto()

@@ -35,7 +35,7 @@ _HOLDERS = {messages.CACHED: CACHED, messages.SHARED: SHARED}
 
 
 class FrameRow(msgspec.Struct, array_like=True):
-    """One request, as it was after the frame's last step."""
+    """The state of one request after the frame's last step."""
 
     number: int
     request_id: str
@@ -66,7 +66,7 @@ class Column(msgspec.Struct, array_like=True):
 
 
 class ReplicaLoad(msgspec.Struct):
-    """How one of several replicas does."""
+    """Health and load of one of several replicas."""
 
     ok: bool
     reason: str
@@ -128,7 +128,7 @@ class FrameBuilder:
 
     @property
     def has_news(self) -> bool:
-        """Whether a step or a map was added since the last frame."""
+        """Whether a step or a block map was added since the last frame."""
         return bool(self._columns) or self._blocks is not None
 
     @property

@@ -102,7 +102,7 @@ class WatchedEngine(Protocol):
 
 
 class WatchedReplica(Protocol):
-    """What the page needs of a `Replica`."""
+    """The part of a `Replica` that the page needs."""
 
     @property
     def info(self) -> EngineReady | None: ...
@@ -115,7 +115,7 @@ class WatchedReplica(Protocol):
 
 
 class WatchedReplicas(Protocol):
-    """What the page needs of an `EngineClient`, which may have several replicas."""
+    """The part of an `EngineClient` that the page needs. It may have several replicas."""
 
     @property
     def info(self) -> EngineReady | None: ...
