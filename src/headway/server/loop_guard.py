@@ -1,7 +1,7 @@
 """Detects a blocked event loop, logs the stack where it is blocked, and counts the stalls.
 
 All clients of a front end share one event loop. Work that blocks it for a second is a defect, whatever its cause,
-because nothing else is answered in that time. The loop ticks four times a second and a thread checks the ticks. If
+because nothing else is answered in that time. The loop ticks five times a second and a thread checks the ticks. If
 there was none for a second, the thread logs the stack of the loop. A stall is the larger of two measured times:
 
     time in which this thread was on time but the loop was not       the loop waits for something

@@ -9,8 +9,8 @@ estimate as soon as it is known. An empty queue accepts any single request, so n
                                                                       │
                                          drop one that is shed earlier (503), or else 429
 
-The dropped request is the newest one of the class with the largest `shed` number that the engine has not begun to
-compute. That number must be larger than the newcomer's. If a tenant's part is full, only that tenant's are dropped.
+Of the requests that the engine has not begun to compute, the newest one of the class with the largest `shed` number is
+dropped, if that number is larger than the newcomer's. If a tenant's part is full, only its own requests are dropped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Limits how many sequences of one tenant are in the engine; further requests wait here, not in the engine's queue.
 
     tenant a   ▇▇▇▇▇▇▇▇▇ ─ 39 more wait here      the engine has at most `most` sequences of a tenant, slightly more
-    tenant b   ▒                                  than it has seats: so a tenant that is alone fills all seats, and a
-                                                  new tenant waits for only a few requests of another
+    tenant b   ▒                                  than it has seats: a tenant that is alone can fill all seats, and a
+                                                  new tenant waits for only a few requests of each other tenant
 
 This works with every scheduling policy, costs no throughput, and needs no support in the scheduler: the policy still
 chooses which of the engine's requests gets a seat. Requests that wait here leave in order of `priority`, smallest

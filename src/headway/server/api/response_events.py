@@ -331,7 +331,7 @@ class ResponseEvents(_ResponseWriter):
                 return self._closed(block, place)
 
     def _opened(self, block: Block, place: dict[str, Any]) -> bytes:
-        item = self._item(Block(block.kind, block.index, block.name), "in_progress")  # it may have grown meanwhile
+        item = self._item(Block(block.kind, block.index, block.name), "in_progress")  # `block` may have text by now
         data = self._event("output_item.added", {"output_index": block.index, "item": item})
         if block.kind == "text":
             return data + self._event("content_part.added", place | {"content_index": 0, "part": OutputText("", [])})

@@ -117,7 +117,7 @@ class Shaper:
         try:
             return await helpers.run_async(encoded, limits)
         except HelpersLostError:
-            return await helpers.run_async(encoded, limits)  # by another nursery
+            return await helpers.run_async(encoded, limits)  # this starts a new nursery
 
     def _ready(self) -> Helpers:
         if self._helpers is None:

@@ -50,7 +50,7 @@ _B = TypeVar("_B", bound=TranslatedRequest)
 
 
 class _TranslatedRoute(GenerationRoute[_B, ChatCompletionRequest]):
-    """Translates a body into a chat request. Errors of the chat request name the fields of the original body."""
+    """Translates a body into a chat request. Errors of the chat request are renamed to the fields of the body."""
 
     _names: ClassVar[Renaming]
 
