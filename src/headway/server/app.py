@@ -1,4 +1,4 @@
-"""The application: which path leads where, and what every request passes on its way.
+"""The ASGI application: its routes, and the steps that every request passes.
 
 id ─► access control ─► route ─► an answer in any case ─► metrics, log line
 """
@@ -38,17 +38,17 @@ from headway.server.services import Services
 
 PAGE_CSP = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
 CLIENT_CLOSED_REQUEST = 499
-"""What the log shows for a client that left before the answer began. It is never sent."""
+"""The status that the log shows if the client left before the answer began. It is never sent."""
 ANTHROPIC_HEADERS = ("x-api-key", "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access")
-"""What Anthropic's client sends from a web page. Only the key is looked at."""
+"""Headers that Anthropic's client sends from a web page. Only the key is read."""
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 STAYING_PATHS = OPEN_PATHS | {"/metrics"}
-"""What is answered until the end of a server that stops."""
+"""Paths that a stopping server answers until its end."""
 _WANTED = frozenset({b"authorization", b"x-api-key", b"x-request-id", b"traceparent"}) | ORIGIN_HEADERS
 
 
 def create_app(services: Services, extra_routes: list[BaseRoute] | None = None) -> ASGIApp:
-    """The server as an ASGI application. `extra_routes` are tried after the API's own: the page and its events."""
+    """Return the server as an ASGI application. `extra_routes`, of the page, are tried after the API's own routes."""
     info = InfoRoutes(services)
     routes: list[BaseRoute] = [
         Route("/v1/chat/completions", ChatCompletions(services), methods=["POST"]),
@@ -99,12 +99,12 @@ async def _docs(_: Request) -> Response:
 
 
 class Gate:
-    """An ASGI application around another: each request gets an id, is checked, ends with an answer, and is logged."""
+    """ASGI middleware that gives each request an id, checks access, turns errors into answers, and logs the request."""
 
     def __init__(
         self, app: ASGIApp, services: Services, routes: frozenset[str], *, paths: tuple[str, ...] = ()
     ) -> None:
-        """`routes` are the paths that metrics count by name; others are counted together. `paths` are all there are."""
+        """Metrics count each path in `routes` by name and all others together. `paths` are all existing paths."""
         self._app = app
         self._services = services
         self._routes = routes
@@ -124,7 +124,7 @@ class Gate:
             traceparent=headers.get(b"traceparent", b"").decode("latin-1") or None,
         )
         scope["headway.record"] = record
-        scope["app"] = self  # makes the router raise for a wrong route, where it would answer with plain text
+        scope["app"] = self  # makes the router raise for an unknown route; otherwise it would answer in plain text
         id_headers = [(b"x-request-id", record.request_id.encode())]
         if record.path.startswith(MESSAGES_PATH):
             id_headers.append((b"request-id", record.request_id.encode()))
@@ -153,11 +153,11 @@ class Gate:
             self._close(record)
 
     def _leaving_headers(self) -> list[tuple[bytes, bytes]]:
-        """A server that stops asks its clients to open another connection for their next request."""
+        """Return the header with which a stopping server asks clients to use a new connection for the next request."""
         return [(b"connection", b"close")] if self._services.drain.is_asked else []
 
     async def _fail(self, failure: ApiError, record: AccessRecord, send: Send) -> None:
-        """Say what went wrong, if the answer has not begun; else the connection can only be cut."""
+        """Send the error if the answer has not begun. Otherwise raise it, which cuts the connection."""
         record.note_error(failure)
         if record.status is not None:
             raise failure
@@ -186,7 +186,7 @@ def _wanted_headers(scope: Scope) -> dict[bytes, bytes]:
 
 
 def _request_id(given: bytes | None) -> str:
-    """The client's own, if it is one that a header and a log line can carry; else a new one."""
+    """Return the client's request id if it is safe for headers and log lines, else a new one."""
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given.decode("ascii")
     return secrets.token_hex(16)

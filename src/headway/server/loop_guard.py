@@ -1,15 +1,15 @@
-"""Notices an event loop that stands still, says in the log where, and counts it.
+"""Detects a blocked event loop, logs the stack where it is blocked, and counts the stalls.
 
-All clients of a front end share one event loop. Work that keeps it for a second is a defect, whoever caused it: nothing
-else is answered meanwhile. The loop ticks four times a second; a thread looks at the ticks, and the stack that it finds
-when there was none for a second is where the loop stands.
+All clients of a front end share one event loop. Work that blocks it for a second is a defect, whatever its cause,
+because nothing else is answered in that time. The loop ticks five times a second and a thread checks the ticks. If
+there was none for a second, the thread logs the stack of the loop. A stall is the larger of two measured times:
 
-    time in which this thread was on time, and the loop was not      the loop waits for something
-    processor time of the process, as far as the loop was not just   the loop computes, or another thread that holds the
-    waiting for a processor itself                                   interpreter lock
+    time in which this thread was on time but the loop was not       the loop waits for something
+    processor time of the process, without the time in which the     the loop computes, or another thread that holds the
+    loop's thread was waiting for a processor                        interpreter lock does
 
-Neither passes while the machine is suspended, the process is stopped, or others have the processors. A thread that
-never gives the interpreter lock back leaves no time for this one; the parent process notices that (`parent_link`).
+Neither grows while the machine is suspended, the process is stopped, or other processes use the processors. If a thread
+never releases the interpreter lock, this thread cannot run; the parent process detects that (`parent_link`).
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ logger = logging.getLogger(__name__)
 LIMIT_S = 1.0
 TICK_S = 0.2
 MAX_LATE_S = 2 * TICK_S
-"""The most that a look counts for by itself. One that is later may have waited for the interpreter lock."""
+"""Most time that one check adds. A later check may itself have waited for the interpreter lock."""
 
 
 Positions = list[tuple[str, int, str, None]]
-"""File, line and function of each call, as `traceback` takes them."""
+"""File, line and function of each call, in the form that `traceback` accepts."""
 Stacks = dict[int, Positions]
-"""By thread."""
+"""Stack of each thread, by thread id."""
 
 
 @dataclass
 class LoopStalls:
-    """How often the loop has stood still, and for how long in all: for the metrics."""
+    """Number and total duration of the loop's stalls, for the metrics."""
 
     number: int = 0
     seconds: float = 0.0
 
 
 class Clocks(NamedTuple):
-    """What has passed so far, in seconds."""
+    """Two clocks, in seconds."""
 
     process_s: float
     """Processor time of the process."""
     loop_s: float
-    """Time, but for that in which the loop's thread was ready to run and had no processor."""
+    """Elapsed time, except when the loop's thread was ready to run but had no processor."""
 
 
 class StallWatch:
-    """Decides whether a loop stands still, from its ticks and from looks at it. Time comes as numbers."""
+    """Decides from ticks and checks whether a loop is blocked. It reads no clock; callers pass all times."""
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         self._limit_s = limit_s
@@ -67,11 +67,11 @@ class StallWatch:
         self._missed_s: float | None = None
 
     def start(self, clocks: Clocks) -> None:
-        """Before the first tick."""
+        """Start a new measurement. It begins before the first tick and again with each tick."""
         self._ticked, self._punctual_s, self._is_known = clocks, 0.0, False
 
     def tick(self, clocks: Clocks) -> float | None:
-        """The loop turns. Returns how long it had stood still, if it had."""
+        """Record that the loop runs. Returns how long it was blocked, or None if it was not."""
         still_s, is_known = self._still_s(clocks), self._is_known
         self.start(clocks)
         if still_s < self._limit_s:
@@ -81,8 +81,8 @@ class StallWatch:
         return still_s
 
     def look(self, seconds: float, clocks: Clocks) -> float | None:
-        """`seconds` have passed since the look before. Returns for how long the loop stands still, or has done so since
-        then, once. A look that is late says of the time before it only that nothing was on time."""
+        """Check the loop, `seconds` after the previous check. Returns once for each stall how long it has lasted, also
+        if it has ended since the previous check; else None. A late check only counts for `MAX_LATE_S`."""
         missed_s, self._missed_s = self._missed_s, None
         if missed_s is not None:
             return missed_s
@@ -113,14 +113,14 @@ class LoopGuard:
         self._waited_s: Callable[[], float] = lambda: 0.0
 
     def start(self) -> None:
-        """Begin to watch. To be called in the loop's thread."""
+        """Begin to watch. Call this in the loop's thread."""
         self._watched, self._waited_s = threading.get_ident(), waiting_clock(threading.get_native_id())
         self._watch.start(self._clocks())
         self._thread.start()
         self._tick()
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._is_over.set()
         if self._ticker is not None:
             self._ticker.cancel()
@@ -142,7 +142,7 @@ class LoopGuard:
         while not self._is_over.wait(TICK_S):
             now_s = time.monotonic()
             is_late = now_s - before_s > MAX_LATE_S
-            stacks = self._stacks() if is_late else None  # whoever had the lock will not be there for long
+            stacks = self._stacks() if is_late else None  # now, while the thread that held the lock is still there
             with self._looking:
                 still_s = self._watch.look(now_s - before_s, self._clocks())
             before_s = now_s
@@ -150,8 +150,8 @@ class LoopGuard:
                 self._tell(still_s, stacks or self._stacks())
 
     def _stacks(self) -> Stacks:
-        """Where the loop's thread is, and then the others, one of which may hold the interpreter lock. No file is read,
-        during which they would go on."""
+        """Return the stacks of all threads, the loop's first; another one may hold the interpreter lock. No source file
+        is read here, because the threads would continue in that time."""
         frames = sys._current_frames()
         order = sorted(frames.keys() - {self._thread.ident}, key=lambda ident: ident != self._watched)
         return {ident: positions(frames[ident]) for ident in order}
@@ -165,7 +165,7 @@ class LoopGuard:
 
 
 def positions(frame: FrameType | None) -> Positions:
-    """Where a thread is, the outermost call first."""
+    """Return a thread's stack, outermost call first."""
     found: Positions = []
     while frame is not None:
         found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, None))
@@ -174,8 +174,8 @@ def positions(frame: FrameType | None) -> Positions:
 
 
 def waiting_clock(thread: int) -> Callable[[], float]:
-    """How long a thread of this process was ready to run and had no processor, by its id in the system; always 0 where
-    the system does not count that."""
+    """Return a clock of the seconds in which a thread of this process was ready to run but had no processor. `thread`
+    is its native id. The clock is always 0 if the system does not count this time."""
     try:
         counted = open(f"/proc/self/task/{thread}/schedstat", "rb", buffering=0)  # noqa: SIM115 - read for ever
     except OSError:

@@ -1,4 +1,4 @@
-"""Options of the HTTP server, in the form of `headway.config`: one source of flags, help and docs/server.md."""
+"""The options of the HTTP server, declared as in `headway.config`. Flags, help and docs/server.md come from here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headway.structured.reasoning_formats import REASONING_FORMATS
 from headway.structured.tool_call_formats import TOOL_FORMATS
 
 API_KEY_VARIABLE = "HEADWAY_API_KEY"
-"""Environment variable with one more API key, for those who do not want it in a process list."""
+"""Environment variable with one more API key, which keeps the key out of process lists."""
 
 _HOST = re.compile(r"[^\s:/\[\]]+|\[[0-9A-Fa-f:.]+\]")
 _ORIGIN = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://({_HOST.pattern})(:\d+)?")
@@ -256,7 +256,7 @@ class ServerConfig:
 
     @property
     def tenant_limits(self) -> TenantLimits | None:
-        """How much of the queue a tenant may have; None: all of it."""
+        """How much of the queue a tenant may have; None for all of it."""
         num_keys, most = len(set(self.api_key)), self.max_waiting_per_tenant
         if most is None and num_keys > 1:
             most = max(1, self.max_queue_requests // num_keys)
@@ -275,7 +275,7 @@ class ServerConfig:
 
     @property
     def scaling(self) -> tuple[int, int] | None:
-        """Fewest and most replicas, where their number changes."""
+        """Least and largest number of replicas, or None if the number is fixed."""
         limits = self.min_replicas or self.replicas, self.max_replicas or self.replicas
         return limits if limits[0] < limits[1] else None
 
@@ -288,7 +288,7 @@ class ServerConfig:
             return self.host == "localhost"
 
     def with_port(self, port: int) -> ServerConfig:
-        """The same with the port that was really taken."""
+        """Return the same configuration with the port that was actually bound."""
         return dataclasses.replace(self, port=port)
 
 

@@ -1,4 +1,4 @@
-"""What every route needs: the engine, the prompt maker, the limits and the counters, made once at start."""
+"""The objects that every route needs, made once at the start: engine, prompt maker, limits and counters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from headway.wire.messages import AddRequest, EngineReady
 
 
 class Engine(EngineNumbers, Protocol):
-    """What the server uses of `EngineClient`; tests bring another."""
+    """The part of `EngineClient` that the server uses. Tests have their own implementation."""
 
     @property
     def health(self) -> Health: ...
@@ -46,7 +46,7 @@ class Engine(EngineNumbers, Protocol):
 
 @dataclass
 class Services:
-    """Belongs to one event loop."""
+    """The shared objects of all routes. Belongs to one event loop."""
 
     config: ServerConfig
     engine: Engine
@@ -62,9 +62,9 @@ class Services:
     drain: Drain
     classes: ServiceClasses = ONE_CLASS
     lengths: PredictionThread | None = None
-    """Predicts lengths of answers and logs them, where that is wanted."""
+    """Predicts lengths of answers and logs them; None if neither is configured."""
     on_request_end: list[Callable[[AccessRecord], None]] = field(default_factory=list)
-    """Called with every request that has ended: the access log, traces."""
+    """Called with every request that has ended, for the access log and traces."""
     started_s: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -80,7 +80,7 @@ class Services:
         create_helpers: Callable[[], Helpers] | None = None,
         drain: Drain | None = None,
     ) -> Services:
-        """Wire everything up; the engine need not be ready yet. `create_helpers`: see `Shaper`."""
+        """Make and connect all objects. The engine may not be ready yet. `create_helpers`: see `Shaper`."""
         names = config.served_model_name or (model_name,)
         metrics = ServerMetrics(names[0])
         engine.add_step_listener(metrics.observe_step)
@@ -111,19 +111,19 @@ class Services:
 
     @property
     def model_name(self) -> str:
-        """The name that answers carry."""
+        """The model name in answers."""
         return self.model_names[0]
 
     @property
     def info(self) -> EngineReady:
-        """The engine's measures; 503 before it has ever been ready."""
+        """The engine's properties. Raises 503 before the engine has been ready for the first time."""
         if self.engine.info is None:
             raise unavailable("The engine is starting; please retry.", code="engine_unavailable")
         return self.engine.info
 
     def reserve(self, scheduling: Scheduling, *, body_bytes: int, num_prompts: int, key: str | None) -> Reservation:
-        """A place in the queue, or 429. Whether the first token would be late is asked only if the operator wants it,
-        and if requests wait in the engine: while none do, it takes newcomers in with its next step."""
+        """Reserve a place in the queue, or raise 429. Lateness of the first token is only checked if the operator wants
+        it and requests are waiting in the engine. If none are, the engine admits newcomers in its next step."""
         stats = self.engine.stats
         may_be_late = self.config.refuse_late and stats.batch.num_waiting > 0
         return self.limits.reserve(
@@ -134,29 +134,31 @@ class Services:
         )
 
     def reserve_tokenizer(self, *, body_bytes: int, key: str | None) -> Reservation:
-        """A place in the queue for a text that is only tokenised, in the threads that completions need, too; or 429."""
+        """Reserve a place in the queue for a text that is only tokenised, because it uses the same threads as
+        completions. Raises 429 if there is none."""
         return self.limits.reserve(body_bytes=self._countable(body_bytes, 1), tenant=self.tenant("", key=key))
 
     def _countable(self, body_bytes: int, num_prompts: int) -> int:
-        """The bytes of a body that can become tokens. A larger one is refused for its size, which is not the queue's
-        affair: it would not be served later, either."""
+        """Return how many bytes of the body count in the queue: at most those that fit into the context. A larger body
+        is refused elsewhere because of its size, and not with 429, since waiting would not help it."""
         return min(body_bytes, num_prompts * self.info.max_model_len * BYTES_PER_TOKEN)
 
     def max_waiting(self, service_class: ServiceClass) -> int:
-        """How many completions of a class may wait at most: no request can ask for more."""
+        """Return how many completions of a class may wait. A single request cannot ask for more."""
         most = self.limits.whole.max_requests
         return most if service_class.max_waiting is None else min(most, service_class.max_waiting)
 
     def tenant(self, wanted: str, *, key: str | None) -> str:
-        """Whose request it is: its API key's, where there are several; else its client says it."""
+        """Return the request's tenant: its API key if there are several keys, else the tenant that the client names."""
         return key or "" if self.config.has_several_keys else wanted
 
     def cache_salt(self, wanted: str | None, *, key: str | None) -> str | None:
-        """What sets a request's cached prefixes apart: the salt it asks for, and its API key where that counts too."""
+        """Return the salt that separates a request's cached prefixes: its own, combined with its API key if prefixes
+        are kept apart by key."""
         return f"{key}:{wanted or ''}" if self.config.keeps_keys_apart else wanted
 
     def check_model(self, name: str | None) -> None:
-        """404 for a model that is not served here."""
+        """Raise 404 for a model that is not served here."""
         if name is not None and name not in self.model_names:
             served = ", ".join(f"'{known}'" for known in self.model_names)
             raise ApiError(
@@ -168,14 +170,14 @@ class Services:
 
 
 def _create_helpers(tokenizer: Tokenizer | None, engine: Engine) -> HelperProcesses:
-    """Processes that know the model's vocabulary, if it has one that grammars can be compiled for."""
+    """Return helper processes, with the model's vocabulary if grammars can be compiled for it."""
     if tokenizer is None or not tokenizer.eos_token_ids:
         return HelperProcesses(None)
     return HelperProcesses(trie_parts(tokenizer, 0 if engine.info is None else engine.info.vocab_size))
 
 
 def _most_running(config: ServerConfig, engine: Engine) -> int | None:
-    """How many sequences of a tenant the engine may have; None: no limit."""
+    """Return how many sequences of a tenant the engine may have; None for no limit."""
     if config.max_running_per_tenant is not None:
         return config.max_running_per_tenant or None
     if not config.has_several_keys or engine.info is None:

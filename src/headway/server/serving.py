@@ -1,4 +1,4 @@
-"""A whole server: engine process, application and HTTP, from start to drained end."""
+"""Runs a whole server from start to graceful stop: engine process, application and HTTP."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from headway.server.server_config import ServerConfig
 from headway.server.services import Services
 
 HELPERS_AFTER_S = 2.0
-"""The processes that work on schemas start this long after the server is ready, if no request needs them before."""
+"""Helper processes for schemas start this long after the server is ready, unless a request needs them earlier."""
 STOP_MARGIN_S = 4.0
-"""How much later than it should be gone the parent kills it."""
+"""If a front end has not ended this long after its drain timeout and grace period, the parent kills it."""
 
 
 def run_server(
     config: ServerConfig, options: Mapping[str, Any], say: Callable[[str], None], *, begun_s: float | None = None
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. `options` are the engine's; `say` gets lines for the operator, among
-    them how long the start took since `begun_s` of the monotonic clock (default: since this call)."""
+    """Serve until SIGTERM or SIGINT, then drain. `options` are the engine's. `say` is called with lines for the
+    operator, such as how long the start took since `begun_s` of the monotonic clock (default: since this call)."""
     parts = StartTimes(time.monotonic() if begun_s is None else begun_s)
     parts.end("imports")
     engine_config = EngineConfig.from_options(**options)
@@ -82,7 +82,7 @@ def run_server(
 def _request_listeners(
     config: ServerConfig, model: str, cleanup: contextlib.ExitStack
 ) -> list[Callable[[AccessRecord], None]]:
-    """What is told of every request that has ended: access log and traces."""
+    """Return the functions to call with every request that has ended, for access log and traces."""
     listeners: list[Callable[[AccessRecord], None]] = []
     if config.access_log:
         log = AccessLog()
@@ -102,7 +102,8 @@ def _request_listeners(
 
 
 def _prediction_thread(config: PredictionConfig, cleanup: contextlib.ExitStack) -> PredictionThread | None:
-    """What is wrong with the files is said before the model is loaded."""
+    """Return the thread for length predictions, if configured. Errors in its files are raised here, before the model is
+    loaded."""
     lengths = AnswerLengths.from_config(config)
     if lengths is None:
         return None
@@ -171,7 +172,7 @@ async def _serve(
 
     def start_serving() -> None:
         gc.collect()
-        gc.freeze()  # what is loaded now stays; the garbage collector need not look at it again
+        gc.freeze()  # objects loaded so far stay for ever, so the garbage collector can skip them
         guard.start()
         link.ready()
         for line in _greeting(config, parts):
@@ -209,8 +210,8 @@ async def _serve(
 
 
 def _take_signals(drain: Drain, link: ParentLink, say: Callable[[str], None]) -> Callable[[int], None]:
-    """SIGTERM and SIGINT ask the server to drain, from now on: also while the engine is loading. Returns what does so
-    with the number of a signal."""
+    """From now on, let SIGTERM and SIGINT start the graceful stop, even while the engine is loading. Returns the
+    function that does so, given the number of a signal."""
 
     def stop(number: int) -> None:
         drain.ask(lame_duck=number != signal.SIGINT)
@@ -226,14 +227,14 @@ def _take_signals(drain: Drain, link: ParentLink, say: Callable[[str], None]) ->
 
 
 class StartTimes:
-    """How long the start takes, part by part."""
+    """Measures the parts of the start."""
 
     def __init__(self, begun_s: float, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._marks: list[tuple[str, float]] = [("", begun_s)]
 
     def end(self, part: str) -> None:
-        """This part, and with it everything since the one before, is done."""
+        """Record the end of `part`, which includes everything since the end of the previous part."""
         self._marks.append((part, self._now()))
 
     def __str__(self) -> str:
@@ -250,7 +251,7 @@ def _greeting(config: ServerConfig, parts: StartTimes) -> tuple[str, ...]:
 
 
 def model_name(model: str | None) -> str:
-    """The name that clients use: the hub id, the folder's or the file's name; never a path of this machine."""
+    """Return the model name for clients: the hub id, or the name of the folder or file, but never a local path."""
     if model is None:
         from headway.loader.embedded import MODEL_NAME
 
@@ -269,7 +270,7 @@ def _where(config: ServerConfig) -> str:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where there is one."""
+    """Return uvloop's loop factory if uvloop is installed, else None."""
     try:
         import uvloop
     except ImportError:

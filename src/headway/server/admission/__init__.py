@@ -1,1 +1,1 @@
-"""What may enter the engine's queue, and in which class."""
+"""Admission control: which requests may enter the engine's queue, and in which service class."""

@@ -1,4 +1,4 @@
-"""A few slots that clients take in turn, however much one of them asks for."""
+"""A limited number of slots that clients take in turn, however many jobs one of them has."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from contextlib import asynccontextmanager
 
 
 class FairSlots:
-    """Belongs to one event loop.
+    """Slots for the jobs of one event loop, given out fairly among clients.
 
-    A client with many jobs in the queue waits for itself: each time a slot becomes free, it goes to the client whose
-    turn is longest ago.
+    A client with many queued jobs only delays itself: a free slot goes to the client whose last turn was longest ago.
     """
 
     def __init__(self, num_slots: int) -> None:
         self._num_free = num_slots
         self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """What waits of each client; the client whose turn is next comes first."""
+        """The queued jobs of each client. The client whose turn is next comes first."""
 
     @asynccontextmanager
     async def slot(self, client: str) -> AsyncIterator[None]:
-        """Wait for a slot, and hold it."""
+        """Wait for a slot and hold it inside the block."""
         await self._enter(client)
         try:
             yield
@@ -41,7 +40,7 @@ class FairSlots:
             if turn.cancelled():
                 self._forget(client, turn)
             else:
-                self._leave()  # the slot had been given already
+                self._leave()  # this job had already been given a slot
             raise
 
     def _leave(self) -> None:

@@ -1,16 +1,16 @@
-"""How much may wait: a queue bounded by requests and by prompt tokens, with a line in it for each service class.
+"""Limits of the queue: it is bounded by requests and by prompt tokens, and has a line for each service class.
 
-A request waits from the moment its body is here until its first token has come. How many tokens it has is first guessed
-from the size of its body, so that a full queue is refused without tokenising; the guess is replaced by the truth
-as soon as that is known. An empty queue takes any one request, so nothing is refused for ever.
+A request waits from the time its body is complete until it gets its first token. Its number of tokens is first
+estimated from the size of its body, so that a full queue refuses it without tokenising; the real number replaces the
+estimate as soon as it is known. An empty queue accepts any single request, so no request is refused for ever.
 
     newcomer ──► is its class's line full? ──► would it be late? ──► is its tenant's part of the queue full, or all
                           429                        429             of it? ──► it waits
                                                                       │
                                          drop one that is shed earlier (503), or else 429
 
-Dropped is the request that came last, of the class with the largest `shed` number, if that is larger than the
-newcomer's own and the engine has not begun with it; where a tenant's part is full, one of that tenant.
+Of the requests that the engine has not begun to compute, the newest one of the class with the largest `shed` number is
+dropped, if that number is larger than the newcomer's. If a tenant's part is full, only its own requests are dropped.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from headway.server.admission.service_classes import ONE_CLASS, ServiceClass, Se
 from headway.server.api.api_errors import RETRY_AFTER_S, ApiError, overloaded, unavailable
 
 BYTES_PER_TOKEN = 4
-"""Average size of a token of text, JSON included; a guess that is soon replaced."""
+"""Average size of a token of text, including its share of the JSON. It is only used for the first estimate."""
 REFUSAL_REASONS = ("queue_full", "class_queue_full", "tenant_queue_full", "late")
 MEMORY_S = 10.0
-"""After this time what was seen counts 1/e of what is seen now."""
+"""Time constant of the decay: after this time an observation has 1/e of its weight."""
 
 
 class QueueLimits:
-    """Counts what waits and refuses what does not fit."""
+    """Counts queued requests and prompt tokens, and refuses requests that do not fit."""
 
     def __init__(
         self,
@@ -66,8 +66,9 @@ class QueueLimits:
         tenant: str = "",
         in_time_s: float | None = None,
     ) -> Reservation:
-        """A place for a request of which only the size is known; 429 if there is none, or if its first token cannot be
-        expected within `in_time_s`. What is of no class waits in no line, and nothing is dropped for it."""
+        """Reserve a place for a request of which only the body size is known. Raises 429 if there is no room, or if
+        its first token is not expected within `in_time_s`. A request without a class is in no line, and no other
+        request is dropped for it."""
         line = None if service_class is None else self.lines[service_class.name]
         guess = body_bytes // BYTES_PER_TOKEN
         if line is not None and in_time_s is not None:
@@ -77,7 +78,7 @@ class QueueLimits:
         return reservation
 
     def make_room(self, num_requests: int, num_tokens: int, line: ClassLine | None, tenant: str) -> None:
-        """Raise 429 if this does not fit, not even if others are dropped for it; else drop them."""
+        """Drop as many other requests as needed to make room. Raises 429, and drops none, if that is not enough."""
         if line is not None:
             line.check_room(num_requests)
         share = self.tenants.of(tenant)
@@ -102,7 +103,8 @@ class QueueLimits:
         *,
         of_tenant: str | None = None,
     ) -> None:
-        """Add to those that are dropped as many as are needed, of one tenant or of all."""
+        """Add as many victims to `dropped` as are needed, from `of_tenant` or from all tenants. Raises 429 if there
+        are too few."""
         left = replace(
             share,
             num_requests=share.num_requests - sum(victim.num_requests for victim in dropped),
@@ -120,7 +122,7 @@ class QueueLimits:
                 left.num_tokens -= victim.num_tokens
 
     def _candidates(self, newcomer: ClassLine | None) -> Iterator[Reservation]:
-        """What could be dropped for a newcomer, in the order in which it would be."""
+        """Yield the requests that could be dropped for a newcomer, in the order in which they would be dropped."""
         for line in self._shed_order:
             if newcomer is None or line.service_class.shed <= newcomer.service_class.shed:
                 return
@@ -128,33 +130,33 @@ class QueueLimits:
 
 
 class Waiting(Protocol):
-    """What the queue has to know of work that waits in it."""
+    """What the queue needs to know about a queued request."""
 
     @property
     def has_begun(self) -> bool:
-        """Whether the engine has computed anything of it."""
+        """Whether the engine has computed anything for the request."""
         ...
 
     def drop(self) -> None:
-        """It is not wanted any more; its reservation knows why."""
+        """End the request. Its reservation has the error."""
         ...
 
 
 class ClassLine:
-    """The requests of one class that wait, and what became of all that came: numbers of HTTP requests."""
+    """The queued requests of one class, and counts of its admitted, dropped and refused HTTP requests."""
 
     def __init__(self, service_class: ServiceClass, now: Callable[[], float]) -> None:
         self.service_class = service_class
         self.num_waiting = 0
-        """Completions, as all limits count them."""
+        """Number of queued completions, which is what all limits count."""
         self.num_admitted = 0
         self.num_shed = 0
         self.num_refused = dict.fromkeys(REFUSAL_REASONS, 0)
         self.rate = FirstTokenRate(now)
-        self.droppable: dict[Reservation, None] = {}  # those of which nothing has a token, in order of arrival
+        self.droppable: dict[Reservation, None] = {}  # requests without any token so far, in order of arrival
 
     def check_room(self, num_requests: int) -> None:
-        """429 if the class has a limit and this exceeds it."""
+        """Raise 429 if `num_requests` more would exceed the limit of the class."""
         most = self.service_class.max_waiting
         if most is not None and self.num_waiting + num_requests > most:
             raise self.refused(
@@ -166,7 +168,7 @@ class ClassLine:
             )
 
     def check_in_time(self, target_s: float) -> None:
-        """429 if a newcomer has to expect that it misses its target."""
+        """Raise 429 if a newcomer is expected to miss its target."""
         per_second = self.rate.per_second()
         wait_s = self.num_waiting / per_second
         if wait_s > target_s:
@@ -181,42 +183,42 @@ class ClassLine:
             )
 
     def refused(self, error: ApiError) -> ApiError:
-        """Count a refusal by its reason."""
+        """Count a refusal by its reason, and return it."""
         self.num_refused[str(error.code)] += 1
         return error
 
     def not_begun(self) -> Iterator[Reservation]:
-        """What could still be dropped, the newest first."""
+        """Yield the requests that can still be dropped, newest first."""
         return (each for each in reversed(self.droppable) if not each.has_begun)
 
     def add_waiting(self, number: int) -> None:
-        """Count `number` more that wait, or fewer."""
+        """Add `number`, which may be negative, to the queued completions."""
         self.num_waiting += number
         self.rate.note_waiting(self.num_waiting)
 
 
 class Reservation:
-    """One HTTP request's part of the queue; a context manager that gives back what is left of it."""
+    """One HTTP request's place in the queue. It is a context manager that releases the place at its end."""
 
     def __init__(self, limits: QueueLimits, line: ClassLine | None, tenant: str) -> None:
         self.tenant = tenant
         self.num_requests = 0
         self.num_tokens = 0
         self.shed_error: ApiError | None = None
-        """Why it was dropped, if it was."""
+        """The error of a request that was dropped, else None."""
         self._limits = limits
         self._line = line
         self._waiting: Waiting | None = None
 
     def take(self, num_requests: int, num_tokens: int) -> None:
-        """Wait with this many; 429 if they do not fit."""
+        """Enter the queue with this many requests and tokens. Raises 429 if they do not fit."""
         self._limits.make_room(num_requests, num_tokens, self._line, self.tenant)
         self._add(num_requests, num_tokens)
         if self._line is not None:
-            self._line.droppable[self] = None  # a second time it keeps its place
+            self._line.droppable[self] = None  # a request that is already in the dict keeps its position
 
     def settle(self, *, num_requests: int, num_tokens: int) -> None:
-        """Replace the guess by what the request really is; 429 if that does not fit."""
+        """Replace the estimate by the real numbers. Raises 429 if they do not fit."""
         self.check()
         self._add(-self.num_requests, -self.num_tokens)
         self.take(num_requests, num_tokens)
@@ -224,17 +226,17 @@ class Reservation:
             self._line.num_admitted += 1
 
     def follow(self, waiting: Waiting) -> None:
-        """From now on `waiting` is told if this is dropped; until then only `check` tells."""
+        """From now on call `waiting.drop()` if this request is dropped. Until then only `check` reports it."""
         self.check()
         self._waiting = waiting
 
     def check(self) -> None:
-        """503 if it was dropped."""
+        """Raise 503 if this request was dropped."""
         if self.shed_error is not None:
             raise self.shed_error
 
     def note_started(self, num_requests: int, num_tokens: int) -> None:
-        """These have got their first token, and wait no longer."""
+        """Remove requests that got their first token from the queue."""
         if self._line is not None:
             self._line.rate.note_first_tokens(num_requests)
             self._line.droppable.pop(self, None)
@@ -242,11 +244,11 @@ class Reservation:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the engine has computed anything of it."""
+        """Whether the engine has computed anything for this request."""
         return self._waiting is not None and self._waiting.has_begun
 
     def drop(self) -> None:
-        """Free its place for another request."""
+        """Drop this request, so that another one can have its place."""
         assert self._line is not None
         self._line.num_shed += 1
         self.shed_error = unavailable(
@@ -284,15 +286,15 @@ class Reservation:
 
 
 class FirstTokenRate:
-    """How fast a line moves: first tokens per second, measured while at least one request waited for one.
+    """How fast a line moves: first tokens per second, measured while at least one request was waiting.
 
-    Idle time says nothing about how fast requests could have been served, so it does not count as time; but it lets
-    what was seen before fade, as all time does.
+    Idle time is not counted, because it does not show how fast requests could have been served. Older observations
+    still decay during idle time.
 
         expected wait of a newcomer  =  requests that wait  /  first tokens per second
 
-    The rate is the line's own. Which other requests are served meanwhile, and in what order, is in it already, under
-    any policy.
+    Each line has its own rate. It already includes the effect of all other requests, and of the order in which the
+    scheduling policy serves them.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -303,18 +305,18 @@ class FirstTokenRate:
         self._busy_s = 0.0
 
     def note_waiting(self, num_waiting: int) -> None:
-        """`num_waiting` wait from now on."""
+        """Record that `num_waiting` completions are queued from now on."""
         self._advance()
         self._num_waiting = num_waiting
 
     def note_first_tokens(self, number: int) -> None:
-        """`number` have got their first token, and wait no longer."""
+        """Record that `number` completions got their first token."""
         self._advance()
         self._num_first_tokens += number
 
     def per_second(self) -> float:
-        """Infinite if no request has had to wait. A line that stands still counts as one in which a single first token
-        has come, so that there is always a number to tell."""
+        """Return the rate; infinity if no request has had to wait. A line without first tokens counts as if it had one,
+        so that the rate is never zero."""
         self._advance()
         return max(self._num_first_tokens, 1.0) / self._busy_s if self._busy_s else math.inf
 

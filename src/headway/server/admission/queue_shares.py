@@ -1,7 +1,7 @@
-"""The queue, and the part of it that one tenant may have: one that sends too much is refused itself, and no other.
+"""Shares of the queue: the whole queue, and each tenant's part, so that a tenant that sends too much only hurts itself.
 
-Where every tenant has a part and all parts together are no more than the queue, a request within its tenant's part is
-never refused for what others have waiting. A part in which nothing waits takes any one request, as the queue does.
+If all parts together are no larger than the queue, a request that fits into its tenant's part is never refused because
+of other tenants' requests. An empty part accepts any single request, as the queue does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headway.server.api.api_errors import ApiError, overloaded
 
 @dataclass(eq=False)
 class QueueShare:
-    """What waits of those who share it, and how much may."""
+    """How many requests and prompt tokens are queued in this share, and their limits."""
 
     max_requests: int
     max_tokens: int
@@ -23,13 +23,13 @@ class QueueShare:
     num_tokens: int = 0
 
     def has_room(self, num_requests: int, num_tokens: int) -> bool:
-        """Whether so much more may wait."""
+        """Whether this many more fit."""
         return not self.num_requests or (
             self.num_requests + num_requests <= self.max_requests and self.num_tokens + num_tokens <= self.max_tokens
         )
 
     def full(self, num_requests: int) -> ApiError:
-        """What a request is told that does not fit."""
+        """Return the error for a request that does not fit."""
         too_many = self.num_requests + num_requests > self.max_requests
         what = f"{self.num_requests} requests" if too_many else f"{self.num_tokens} prompt tokens"
         if not self.is_tenants:
@@ -48,30 +48,30 @@ class TenantLimits(NamedTuple):
     max_requests: int
     max_tokens: int
     is_guaranteed: bool
-    """Whether all parts together are no more than the queue."""
+    """Whether all parts together are no larger than the queue."""
 
 
 class TenantShares:
-    """The parts of those tenants of whom something waits."""
+    """The queue shares of all tenants that have queued requests."""
 
     def __init__(self, limits: TenantLimits | None) -> None:
         self._limits = limits
         self._shares: dict[str, QueueShare] = {}
 
     def of(self, tenant: str) -> QueueShare | None:
-        """That of a tenant, if there are limits."""
+        """Return a tenant's share, or None if there are no limits per tenant."""
         if self._limits is None:
             return None
         new = QueueShare(self._limits.max_requests, self._limits.max_tokens, is_tenants=True)
         return self._shares.setdefault(tenant, new)
 
     def forget(self, tenant: str) -> None:
-        """Something of a tenant has left the queue."""
+        """Forget the tenant's share if it is empty."""
         share = self._shares.get(tenant)
         if share is not None and not share.num_requests and not share.num_tokens:
             del self._shares[tenant]
 
     @property
     def are_guaranteed(self) -> bool:
-        """Whether it is enough to look at a tenant's own part."""
+        """Whether a request that fits into its tenant's part always fits into the queue."""
         return self._limits is not None and self._limits.is_guaranteed

@@ -1,11 +1,10 @@
-"""Service classes: what an operator grants to kinds of requests, read from a small file.
+"""Service classes: an operator's settings for kinds of requests, read from a small file.
 
-A class says which options its requests have where they do not say it themselves (targets, priority), how many of them
-may wait, and how early they are dropped when there is no room for all. Without a file there is one class, which grants
-nothing and limits nothing.
+A class sets default options for its requests (targets, priority), how many of them may wait, and how early they are
+dropped when the queue is full. Without a file there is one class, with no defaults and no limits.
 
-What a request asks of scheduler and cache are its own words, and those of its class where it has none. All of it is a
-hint: which of it counts depends on the scheduling policy, and nothing of it is refused for that.
+A request's own options override those of its class. All of them are hints: the scheduling policy decides which of them
+it uses, and a request is never refused because the policy ignores one.
 """
 
 from __future__ import annotations
@@ -45,37 +44,37 @@ priority = 10
 max_waiting = 1000
 shed = 2
 """
-"""As `headway serve --help` and docs/server.md show it."""
+"""Example file for `headway serve --help` and docs/server.md."""
 OPTION_KEYS = tuple(
     option.http_name for option in HTTP_OPTIONS if option.name not in ("tenant", "cache_salt", "cache_ttl_s")
 )
-"""What a class may say of its requests: all options that do not tell apart who sends them or what is in them."""
+"""Options that a class may set: all that do not depend on the sender or the content of a request."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceClass:
-    """One kind of requests."""
+    """The settings for one kind of request."""
 
     name: str
     options: RequestOptions = DEFAULT_OPTIONS
-    """What its requests ask for, unless they say otherwise themselves."""
+    """Default options for its requests."""
     max_waiting: int | None = None
-    """Most completions of this class that may wait for their first token."""
+    """How many completions of this class may wait for their first token; None for no limit."""
     shed: int = 0
-    """Where the queue is full, requests of the class with the largest number are dropped for those of smaller ones."""
+    """When the queue is full, requests of classes with larger numbers are dropped for those with smaller numbers."""
 
 
 class ServiceClasses:
-    """All classes, by name."""
+    """All service classes by name."""
 
     def __init__(self, classes: Mapping[str, ServiceClass], default: str) -> None:
         self._classes = dict(classes)
         self.default = self._classes[default]
-        """Of requests that name no class."""
+        """The class of requests that name none."""
 
     def get(self, name: str) -> ServiceClass | None:
-        """The class of this name, if there is one."""
+        """Return the class with this name, or None."""
         return self._classes.get(name)
 
     @property
@@ -90,11 +89,11 @@ class ServiceClasses:
 
 
 ONE_CLASS = ServiceClasses({"default": ServiceClass("default")}, "default")
-"""What there is without a file."""
+"""The classes of a server without a file."""
 
 
 def read_service_classes(path: str | None) -> ServiceClasses:
-    """The classes of a .toml or .json file; `ConfigError` says what is wrong with it. Without a path: one class."""
+    """Read the classes from a .toml or .json file; without a path, return `ONE_CLASS`. Raises `ConfigError`."""
     if path is None:
         return ONE_CLASS
     try:
@@ -104,7 +103,7 @@ def read_service_classes(path: str | None) -> ServiceClasses:
 
 
 def parse_service_classes(data: object) -> ServiceClasses:
-    """From what such a file holds."""
+    """Return the classes from the decoded contents of a file. Raises `ConfigError`."""
     if not isinstance(data, dict):
         raise ConfigError(f"an object with 'classes' is expected, not {_shown(data)}.")
     _check_keys(data, ("default", "classes"), "")
@@ -131,7 +130,7 @@ def _load(path: Path) -> object:
         raise ConfigError(f"the file cannot be read: {error.strerror or error}.") from None
     except RecursionError:
         raise ConfigError("it is nested too deeply.") from None
-    except ValueError as error:  # of either format, and of text that is not UTF-8
+    except ValueError as error:  # raised by both decoders, and for text that is not UTF-8
         raise ConfigError(f"it is not valid {path.suffix[1:].upper()}: {error}") from None
 
 
@@ -156,7 +155,7 @@ def _class(name: str, table: object) -> ServiceClass:
 
 
 def is_target_ms(value: object) -> bool:
-    """Whether this is a time that a request could be promised."""
+    """Whether the value is valid as a target in milliseconds."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return is_number and 0 < value <= LIMITS.max_target_ms  # type: ignore[operator]
 
@@ -179,16 +178,16 @@ def _shown(value: object) -> str:
 
 
 class Scheduling(NamedTuple):
-    """Of one HTTP request, for all its prompts."""
+    """Class, options and client of one HTTP request; they apply to all of its prompts."""
 
     service_class: ServiceClass
     options: RequestOptions
     client: str = ""
-    """Who sends it: the digest of an API key, or an address."""
+    """The sender: the digest of an API key, or an address."""
 
 
 def scheduling_of(request: GenerationRequest, classes: ServiceClasses) -> Scheduling:
-    """400 for a class that does not exist, and for an option that no request may have."""
+    """Return a request's class and options. Raises 400 for an unknown class or an option beyond the server's limits."""
     service_class = _class_of(request, classes)
     _check_limits(request)
     own = option_values({option.http_name: getattr(request, option.http_name) for option in HTTP_OPTIONS})
@@ -212,7 +211,7 @@ def _class_of(request: GenerationRequest, classes: ServiceClasses) -> ServiceCla
 
 
 def _check_limits(request: GenerationRequest) -> None:
-    """What the server bounds beyond the record's own rules."""
+    """Raise 400 for options beyond the server's limits, which are stricter than the record's own checks."""
     if len(request.user or "") > LIMITS.max_user_chars:
         raise bad_request(f"'user' may have at most {LIMITS.max_user_chars} characters.", param="user")
     for name in TARGETS:

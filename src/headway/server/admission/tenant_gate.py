@@ -1,12 +1,12 @@
-"""How much of the engine one tenant may have: requests beyond that wait here, and not in the engine's queue.
+"""Limits how many sequences of one tenant are in the engine; further requests wait here, not in the engine's queue.
 
-    tenant a   ▇▇▇▇▇▇▇▇▇ ─ 39 more wait here      the engine has at most `most` sequences of a tenant, as many as there
-    tenant b   ▒                                  are seats and a few more: so a tenant that is alone has all seats, and
-                                                  one that comes waits for few others, however many there are
+    tenant a   ▇▇▇▇▇▇▇▇▇ ─ 39 more wait here      the engine has at most `most` sequences of a tenant, slightly more
+    tenant b   ▒                                  than it has seats: a tenant that is alone can fill all seats, and a
+                                                  new tenant waits for only a few requests of each other tenant
 
-That holds under every scheduling policy, costs no token per second, and needs nothing in the scheduler: which of the
-requests that it has gets a seat is the policy's choice. Of those that wait here, the one of the smallest `priority`
-goes first, then the one that came first.
+This works with every scheduling policy, costs no throughput, and needs no support in the scheduler: the policy still
+chooses which of the engine's requests gets a seat. Requests that wait here leave in order of `priority`, smallest
+first, then in order of arrival.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from headway.front.streams import RequestStream
 from headway.wire.messages import AddRequest, Delta
 
 SPARE_PART = 8
-"""For every so many seats the engine has one request more of a tenant, which takes a seat as soon as one is free."""
+"""For each group of this many seats, the engine has one spare request of a tenant, ready to take a freed seat."""
 
 
 class TakesRequests(Protocol):
-    """The engine, as far as this needs it."""
+    """The part of the engine client that the gate needs."""
 
     def submit(self, request: AddRequest, stream: RequestStream | None = None) -> RequestStream: ...
 
 
 def default_most(num_seats: int) -> int:
-    """How many sequences of a tenant an engine with so many seats has, if nothing else is said."""
+    """Return the default limit of sequences per tenant in an engine with `num_seats` seats."""
     return num_seats + max(1, num_seats // SPARE_PART)
 
 
@@ -50,12 +50,13 @@ class _Held:
 class _Tenant:
     num_inside: int = 0
     held: list[_Held] = field(default_factory=list)
-    """A heap, in which those that were withdrawn may still be."""
+    """A heap. Withdrawn requests may stay in it for a while."""
     num_withdrawn: int = 0
 
 
 class TenantGate:
-    """Belongs to one event loop. `most` is asked again and again, since there may be more seats; None: no limit."""
+    """Belongs to one event loop. `most` returns the limit per tenant, or None for no limit. It is called for every
+    decision, because the number of seats may change."""
 
     def __init__(self, engine: TakesRequests, most: Callable[[], int | None]) -> None:
         self._engine = engine
@@ -64,7 +65,8 @@ class TenantGate:
         self._numbers = itertools.count()
 
     def submit(self, request: AddRequest) -> RequestStream:
-        """As the engine's own, now or when there is room. What the engine refuses later ends the stream."""
+        """Submit a request to the engine, now or when there is room. If the engine refuses it later, the stream ends
+        with that error."""
         if self._most() is None:
             return self._engine.submit(request)
         tenant = self._tenants.setdefault(request.options.tenant, _Tenant())
@@ -86,7 +88,7 @@ class TenantGate:
 
         def leave() -> None:
             tenant.num_inside -= number
-            # Not at once: whoever tells the end of a request is in the middle of something.
+            # Deferred, because the caller that reports the end of a request is still at work on its own state.
             asyncio.get_running_loop().call_soon(self._let_others_in, tenant, held.request.options.tenant)
 
         try:
@@ -110,7 +112,7 @@ class TenantGate:
             del self._tenants[name]
 
     def _withdraw(self, tenant: _Tenant, held: _Held) -> None:
-        """Its client has left before it was let in."""
+        """Remove a request whose client left before it was submitted to the engine."""
         held.is_withdrawn = True
         tenant.num_withdrawn += 1
         if 2 * tenant.num_withdrawn > len(tenant.held):

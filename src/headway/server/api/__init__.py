@@ -1,1 +1,1 @@
-"""The OpenAI API: requests in, answers and streams out."""
+"""The OpenAI and Anthropic APIs: request records, endpoints, whole answers and streams."""

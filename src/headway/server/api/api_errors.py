@@ -1,9 +1,9 @@
-"""What goes wrong between a client and the server, as the error objects that OpenAI's clients understand.
+"""Errors of the HTTP API, in the form that OpenAI's clients understand.
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 
-Only text that was written for clients travels: an `ApiError`, or an `InvalidRequestError` of the engine's own checks.
-Any other exception becomes a plain 500; its text goes to the log.
+Clients only see text that was written for them: that of an `ApiError`, or of an `InvalidRequestError` from the engine's
+own checks. Any other exception becomes a plain 500, and its text goes to the log.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RETRY_AFTER_S = 1
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 _SHOWN_PATH_CHARS = 200
 NEAR_PATH = 0.8
-"""How alike paths are, from 0 to 1, if one may be the other misspelt."""
+"""Similarity, from 0 to 1, from which on a path is taken for a misspelling of another."""
 COUNTERPARTS: Mapping[str, str] = {
     **dict.fromkeys(("/api/chat", "/v1/chat", "/chat"), "/v1/chat/completions"),
     **dict.fromkeys(("/generate", "/generate_stream", "/completion", "/infill"), "/v1/completions"),
@@ -39,9 +39,9 @@ COUNTERPARTS: Mapping[str, str] = {
     **dict.fromkeys(("/api/version",), "/version"),
     **dict.fromkeys(("/apply-template",), "/tokenize"),
 }
-"""Routes of vLLM, SGLang, TGI, llama.cpp and Ollama → what does most of the same here."""
+"""Routes of vLLM, SGLang, TGI, llama.cpp and Ollama → the nearest equivalent of this server."""
 _CONSTRAINT = re.compile(r"structured_outputs(\.(json|regex|choice|grammar|json_object)\b|(?!\.))")
-"""The engine's name of what an answer must match, and of its kind."""
+"""The engine's field name of an output constraint, with its kind."""
 
 
 class ErrorBody(msgspec.Struct):
@@ -60,7 +60,7 @@ class ErrorResponse(msgspec.Struct):
 
 
 class ApiError(Exception):
-    """An answer that is not 2xx. Its message is meant for the client."""
+    """An error answer of the API. Its message is written for the client."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
         details: Mapping[str, Any] | None = None,
     ) -> None:
-        """`details` are for programs; only the error objects of `/v1/messages` have a place for them."""
+        """`details` are machine-readable; only the error objects of `/v1/messages` can carry them."""
         super().__init__(message)
         self.status = status
         self.param = param
@@ -81,19 +81,19 @@ class ApiError(Exception):
         self.details = details
 
     def in_other_words(self, message: str, *, param: str | None) -> ApiError:
-        """The same refusal with another message, of a field that is called otherwise."""
+        """Return the same error with another message and another field name."""
         return ApiError(self.status, message, param=param, code=self.code, headers=self.headers, details=self.details)
 
     @property
     def body(self) -> bytes:
-        """The error object as JSON."""
+        """The error as JSON, in OpenAI's form."""
         return msgspec.json.encode(
             ErrorResponse(ErrorBody(str(self), error_type(self.status), param=self.param, code=self.code))
         )
 
 
 def error_type(status: int) -> str:
-    """The `type` of an error object, from the status it comes with."""
+    """Return the `type` of the error object for an HTTP status."""
     named = {
         401: "authentication_error",
         403: "permission_error",
@@ -105,27 +105,27 @@ def error_type(status: int) -> str:
 
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
-    """The request itself is wrong; sending it again will not help."""
+    """Return a 400: the request itself is wrong, and sending it again will not help."""
     return ApiError(400, message, param=param, code=code)
 
 
 def overloaded(message: str, *, code: str, retry_after_s: int = RETRY_AFTER_S) -> ApiError:
-    """There is no room in the queue now."""
+    """Return a 429: there is no room for the request now."""
     return ApiError(429, message, code=code, headers={"retry-after": str(retry_after_s)})
 
 
 def unavailable(message: str, *, code: str, retry_after_s: int = RETRY_AFTER_S) -> ApiError:
-    """The server cannot serve this now, through no fault of the request."""
+    """Return a 503: the server cannot serve this request now, and the request is not the reason."""
     return ApiError(503, message, code=code, headers={"retry-after": str(retry_after_s)})
 
 
 def from_status(status: int, headers: Mapping[str, str] | None = None) -> ApiError:
-    """For statuses that say all there is to say."""
+    """Return an error whose message is the standard phrase of its status."""
     return ApiError(status, f"{HTTPStatus(status).phrase}.", code=HTTPStatus(status).name.lower(), headers=headers)
 
 
 def no_such_path(path: str, known: tuple[str, ...]) -> ApiError:
-    """404, with what there is."""
+    """Return a 404 that lists the known paths and suggests one if possible."""
     shown = path[:_SHOWN_PATH_CHARS]
     hint = (
         _respelt(shown, known) or _counterpart(path) or did_you_mean(shown, known, cutoff=NEAR_PATH, by_beginning=False)
@@ -138,13 +138,13 @@ def no_such_path(path: str, known: tuple[str, ...]) -> ApiError:
 
 
 def _counterpart(path: str) -> str:
-    """What is here for a route of another server."""
+    """Return a hint at the equivalent of another server's route, or an empty string."""
     name = COUNTERPARTS.get(path.rstrip("/"))
     return f" What is nearest to it here is '{name}'." if name else ""
 
 
 def _respelt(path: str, known: tuple[str, ...]) -> str:
-    """What is wrong with a path that is right but for `/v1`."""
+    """Return a hint for a path that is right except that `/v1` is missing, doubled or superfluous."""
     inner, num_prefixes = path, 0
     while inner.startswith("/v1/"):
         inner, num_prefixes = inner.removeprefix("/v1"), num_prefixes + 1
@@ -156,12 +156,12 @@ def _respelt(path: str, known: tuple[str, ...]) -> str:
 
 
 def _is_known(path: str, known: tuple[str, ...]) -> bool:
-    """Whether there is such a path; what stands in braces may be anything."""
+    """Whether the path exists. A part in braces matches anything."""
     return any(path == one or ("{" in one and path.startswith(one.partition("{")[0])) for one in known)
 
 
 def wrong_method(method: str, path: str, allowed: str) -> ApiError:
-    """405, with what would be right."""
+    """Return a 405 that names the allowed methods."""
     return ApiError(
         405,
         f"'{path[:_SHOWN_PATH_CHARS]}' takes {allowed}, not {method[:_SHOWN_PATH_CHARS]}.",
@@ -171,7 +171,7 @@ def wrong_method(method: str, path: str, allowed: str) -> ApiError:
 
 
 def from_delta(delta: Delta) -> ApiError:
-    """What the engine said about a request that it refused or could not finish."""
+    """Return the error of a request that the engine refused or could not finish."""
     code = "engine_error" if delta.error_status >= 500 else None
     return ApiError(
         delta.error_status, delta.error or "The engine ended the request.", param=delta.error_param, code=code
@@ -179,7 +179,7 @@ def from_delta(delta: Delta) -> ApiError:
 
 
 def as_sent(error: ApiError, path: str) -> ApiError:
-    """The error of a constraint under the name of the field that it came from: the engine knows it under another."""
+    """Return a constraint's error with `path`, the field that the client sent, in place of the engine's field name."""
     if error.param is None or not error.param.startswith("structured_outputs"):
         return error
     param, message = _CONSTRAINT.sub(path, error.param, count=1), _CONSTRAINT.sub(path, str(error), count=1)
@@ -187,14 +187,14 @@ def as_sent(error: ApiError, path: str) -> ApiError:
 
 
 def under_name(error: ApiError, name: str, sent: str) -> ApiError:
-    """The error of a field that was sent under another name."""
+    """Return an error of the field `name` as one of the field `sent`, which the client used instead."""
     if error.param != name:
         return error
     return error.in_other_words(str(error).replace(f"'{name}'", f"'{sent}'"), param=sent)
 
 
 def from_exception(error: BaseException) -> ApiError:
-    """Any exception as an answer. What was not written for clients is logged here and not shown to them."""
+    """Return any exception as an `ApiError`. Text that was not written for clients is only logged."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestTooLargeError):

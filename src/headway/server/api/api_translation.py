@@ -1,8 +1,8 @@
-"""What the two translated APIs share: `/v1/responses` and `/v1/messages` are other spellings of a chat completion.
+"""What `/v1/responses` and `/v1/messages` share: both are translated into chat completions.
 
     body ─► its own record ─► a chat request as a dict ─► `ChatCompletionRequest` ─► the path of every chat request
 
-Checks that chat has are not repeated; what they refuse is told under the name that the client used.
+The checks of chat requests are not repeated. Their errors are renamed to the fields that the client used.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
     class _OptionFields(ApiRecord, kw_only=True):
         def __getattr__(self, name: str) -> Any: ...
 
-else:  # what a body says of a request's `RequestOptions`, under the same names as in a chat request
+else:  # the fields of `RequestOptions` that a body may set, under the same names as in a chat request
     _OptionFields = msgspec.defstruct(
         "_OptionFields",
-        [field for field in option_struct_fields() if field[0] != "user"],  # each API has a name of its own for it
+        [field for field in option_struct_fields() if field[0] != "user"],  # the APIs have different names for it
         bases=(ApiRecord,),
         kw_only=True,
     )
 
 
 class TranslatedRequest(_OptionFields, kw_only=True):
-    """What a request may say in either API, besides the API's own fields."""
+    """Fields that requests of both APIs may have, in addition to the API's own fields."""
 
     service_class: str | None = None
     stream: bool | None = None
 
     def shared_fields(self) -> dict[str, Any]:
-        """Those that have the same name in a chat request."""
+        """Return the fields that have the same name in a chat request."""
         names = ("service_class", "stream", *(option.http_name for option in HTTP_OPTIONS if option.name != "tenant"))
         return given({name: getattr(self, name) for name in names})
 
 
 class ChatMessages:
-    """A conversation as chat messages. One turn of the assistant is one message: thoughts, text, then calls."""
+    """Builds a conversation of chat messages. An assistant turn is one message of reasoning, text, then calls."""
 
     def __init__(self) -> None:
         self._messages: list[dict[str, Any]] = []
@@ -59,7 +59,7 @@ class ChatMessages:
         self._thoughts = ""
 
     def add_text(self, role: str, texts: Sequence[str]) -> None:
-        """Text of any role but `tool`. Templates take one system message, so those that follow one another are one."""
+        """Add text of any role except `tool`. Consecutive system messages are merged, because templates take one."""
         last = self._messages[-1] if self._messages else {}
         if role == "assistant":
             self._add({"role": role} | self._take_thoughts(), texts)
@@ -69,22 +69,22 @@ class ChatMessages:
             self._add({"role": role}, texts)
 
     def add_thoughts(self, text: str) -> None:
-        """Belong to the turn of the assistant that follows."""
+        """Add reasoning to the assistant turn that follows."""
         self._thoughts += text
 
     def add_call(self, call_id: str, name: str, arguments: str) -> None:
-        """Joins the assistant's turn, if it is the last message and the thoughts are not newer."""
+        """Add a call. It joins the last message if that is the assistant's and no reasoning was added after it."""
         if not self._messages or self._messages[-1]["role"] != "assistant" or self._thoughts:
             self._add({"role": "assistant"} | self._take_thoughts(), ())
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         self._messages[-1].setdefault("tool_calls", []).append(call)
 
     def add_result(self, call_id: str, text: str) -> None:
-        """What a tool answered."""
+        """Add the result of a tool call."""
         self._add({"role": "tool", "tool_call_id": call_id}, [text])
 
     def written(self) -> list[dict[str, Any]]:
-        """All messages. Thoughts that no turn followed are left out: there is no message that could carry them."""
+        """Return all messages. Reasoning that no assistant turn follows is left out: no message can carry it."""
         return [
             message | ({"content": _content(texts)} if texts or "tool_calls" not in message else {})
             for message, texts in zip(self._messages, self._texts, strict=True)
@@ -106,12 +106,12 @@ def _content(texts: list[str]) -> str | list[dict[str, str]]:
 
 
 def given(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields without those that are null."""
+    """Return the fields that are not null."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def leave_out_hosted_tool(kind: str, path: str, *, must_call: bool) -> None:
-    """A tool that the API's own service runs: the answer goes without it, unless a tool must be called."""
+    """Log that a hosted tool is left out, or raise 400 if a tool must be called."""
     if must_call:
         raise bad_request(
             f"'{path}' is '{kind}', a tool that this server cannot run, and 'tool_choice' asks for a call. Leave it "
@@ -124,12 +124,12 @@ def leave_out_hosted_tool(kind: str, path: str, *, must_call: bool) -> None:
 
 @functools.cache
 def _log_left_out(kind: str) -> None:
-    """Clients send such tools with every request; a line per kind is enough."""
+    """Log a kind of tool only once, because clients send it with every request."""
     logger.warning("tools of type '%s' are left out of requests: this server cannot run them", kind)
 
 
 def record_by_type(value: Any, path: str, kinds: Mapping[str, type[_T]], *, default: str | None = None) -> _T:
-    """A record of the kind that the object's `type` names; 400 for any other type, by its name."""
+    """Return the record that the object's `type` selects. Raises 400 for an unknown type."""
     if not isinstance(value, dict):
         raise bad_request(f"'{path}' must be an object.", param=path)
     name = value.get("type", default)
@@ -150,5 +150,5 @@ def record_by_type(value: Any, path: str, kinds: Mapping[str, type[_T]], *, defa
 
 
 def chat_request(fields: Mapping[str, Any]) -> ChatCompletionRequest:
-    """The record of a chat request, which checks what the translation does not look at."""
+    """Return the fields as a chat request. Its record checks the values that the translation only copies."""
     return record_from(dict(fields), ChatCompletionRequest)

@@ -1,7 +1,7 @@
-"""Chat completions and plain ones as streams of server-sent events.
+"""Writes chat completions and plain completions as streams of server-sent events.
 
-Nearly every event carries one token's text and is otherwise like the one before. Its bytes are therefore made once per
-choice, and a token costs the encoding of its text:
+Nearly every event differs from the one before only in its text. The constant bytes are therefore encoded once per
+choice, and each token only costs the encoding of its text:
 
     data: {"id":...,"choices":[{"index":0,"delta":{"content":  "text"  },"logprobs":null,"finish_reason":null}]}
     └──────────────────── head, made once ──────────────────┘          └──────────── tail, made once ─────────┘
@@ -27,25 +27,25 @@ _encode = msgspec.json.Encoder().encode
 
 
 def event(payload: bytes) -> bytes:
-    """One server-sent event. JSON has no line breaks of its own."""
+    """Return one server-sent event. The payload is JSON, which has no line breaks here."""
     return b"data: " + payload + b"\n\n"
 
 
 class _Events:
-    """What both kinds of stream share: the frame around `choices`."""
+    """What both kinds of stream share: the bytes around `choices`."""
 
     def __init__(self, generation: Generation, model: str, object_name: str) -> None:
         self._generation = generation
         self._job = generation.job
         fields = {"id": generation.id, "object": object_name, "created": generation.created, "model": model}
         self._before = b"data: " + _encode(fields)[:-1] + b',"choices":['
-        # With include_usage, OpenAI's events all have the field; only the last one fills it.
+        # With include_usage, every event has the field `usage`, and only the last one fills it, as in OpenAI's API.
         self._after = b'],"usage":null}\n\n' if self._job.include_usage else b"]}\n\n"
         self._num_tokens = 0
         self._count(0)
 
     def _count(self, num_tokens: int) -> None:
-        """With continuous_usage_stats, vLLM's events have the number of tokens so far."""
+        """With continuous_usage_stats, add tokens to the counts that every event carries, as in vLLM."""
         if self._job.continuous_usage:
             self._num_tokens += num_tokens
             prompt, output = self._job.num_prompt_tokens, self._num_tokens
@@ -53,13 +53,13 @@ class _Events:
             self._after = b'],"usage":' + _encode(usage) + b"}\n\n"
 
     def _choice_event(self, choice: dict[str, Any], delta: Delta | None = None) -> bytes:
-        """With the tokens of `delta`, if they are wanted."""
+        """Return the event of a choice, with the token ids of `delta` if they are requested."""
         if delta is not None and self._job.return_token_ids:
             choice["token_ids"] = delta.token_ids
         return self._before + _encode(choice) + self._after
 
     def end(self) -> bytes:
-        """The last events."""
+        """Return the last events."""
         if not self._job.include_usage:
             return DONE
         return self._before + b'],"usage":' + _encode(self._usage) + b"}\n\n" + DONE
@@ -69,12 +69,12 @@ class _Events:
         return self._generation.usage
 
     def fail(self, failure: ApiError) -> bytes:
-        """The last events of a stream that failed."""
+        """Return the last events of a stream that failed."""
         return event(failure.body) + DONE
 
 
 class ChatEvents(_Events):
-    """A chat completion as chunks."""
+    """Writes a chat completion of plain text as chunks."""
 
     def __init__(self, generation: Generation, model: str, prompts: PromptMaker) -> None:
         super().__init__(generation, model, "chat.completion.chunk")
@@ -85,7 +85,7 @@ class ChatEvents(_Events):
         self._tail = b'},"logprobs":null,"finish_reason":null}'
 
     def begin(self) -> bytes:
-        """Every choice starts by saying who speaks, and where token ids are wanted, after which tokens."""
+        """Return the first event of every choice: its role and, if token ids are requested, those of the prompt."""
         delta = {"role": "assistant", "content": ""}
         after = self._after
         if self._job.return_token_ids:
@@ -98,7 +98,7 @@ class ChatEvents(_Events):
         )
 
     def write(self, deltas: list[Delta]) -> bytes:
-        """All events of what has arrived."""
+        """Return all events for these deltas."""
         parts: list[bytes] = []
         for delta in deltas:
             self._count(len(delta.token_ids))
@@ -133,14 +133,14 @@ class ChatEvents(_Events):
 
 
 class ParsedChatEvents(ChatEvents):
-    """A chat completion of text, thoughts and calls as chunks."""
+    """Writes a chat completion of text, reasoning and tool calls as chunks."""
 
     def __init__(self, generation: Generation, model: str, prompts: PromptMaker) -> None:
         super().__init__(generation, model, prompts)
         self._readers = [OutputReader(self._job.answer) for _ in range(self._job.num_choices)]
 
     def write(self, deltas: list[Delta]) -> bytes:
-        """All events of what has arrived."""
+        """Return all events for these deltas."""
         parts: list[bytes] = []
         for delta in deltas:
             self._count(len(delta.token_ids))
@@ -149,7 +149,7 @@ class ParsedChatEvents(ChatEvents):
             if logprobs is not None or (self._job.return_token_ids and delta.token_ids):
                 changes = changes or [{"content": ""}]
             for place, change in enumerate(changes):
-                # Once per token, although one may end a part and begin the next.
+                # Token ids are sent once, although a token may end one part and begin the next.
                 choice = {"index": delta.index, "delta": change, "logprobs": None, "finish_reason": None}
                 if place == 0:
                     choice["logprobs"] = logprobs
@@ -167,7 +167,7 @@ class ParsedChatEvents(ChatEvents):
 
 
 def _change(piece: Piece) -> dict[str, Any]:
-    """A piece as the `delta` of a chunk."""
+    """Return a piece as the `delta` of a chunk."""
     match piece:
         case ContentPiece():
             return {"content": piece.text}
@@ -181,7 +181,7 @@ def _change(piece: Piece) -> dict[str, Any]:
 
 
 class CompletionEvents(_Events):
-    """Plain completions as chunks."""
+    """Writes plain completions as chunks."""
 
     def __init__(self, generation: Generation, model: str, prompts: PromptMaker, echoes: list[str]) -> None:
         super().__init__(generation, model, "text_completion")
@@ -192,7 +192,7 @@ class CompletionEvents(_Events):
         self._logprobs = [CompletionLogprobsWriter(form) for _ in range(self._job.num_choices)]
 
     def begin(self) -> bytes:
-        """With `echo`, every choice starts with its prompt; with `return_token_ids`, with the prompt's tokens."""
+        """Return the first events: each choice's prompt with `echo`, and its token ids with `return_token_ids`."""
         if self._job.return_token_ids:
             return b"".join(self._choice_event(self._first(index)) for index in range(self._job.num_choices))
         return b"".join(
@@ -202,7 +202,7 @@ class CompletionEvents(_Events):
         )
 
     def write(self, deltas: list[Delta]) -> bytes:
-        """All events of what has arrived."""
+        """Return all events for these deltas."""
         parts: list[bytes] = []
         for delta in deltas:
             self._count(len(delta.token_ids))

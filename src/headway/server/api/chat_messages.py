@@ -1,4 +1,4 @@
-"""The turns of a conversation as clients of the OpenAI API write them: text, calls of tools, and their results."""
+"""Records of the messages of a chat request: text, tool calls, and their results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ContentPart(ApiRecord, kw_only=True):
     text: str | None = None
     refusal: str | None = None
     cache_control: dict[str, Any] | None = None
-    """From clients that speak to Anthropic too. `cache_ttl_s` pins a prompt here."""
+    """Accepted from clients that also use Anthropic's API, and ignored. `cache_ttl_s` pins a prompt here."""
     image_url: Any = None
     input_audio: Any = None
     file: Any = None
@@ -32,11 +32,11 @@ class ContentPart(ApiRecord, kw_only=True):
 
     @property
     def words(self) -> str:
-        """What the model reads."""
+        """The text that the model reads."""
         return (self.refusal if self.type == "refusal" else self.text) or ""
 
     def check_supported(self, path: str = "") -> None:
-        """Text, and nothing else."""
+        """Refuse parts that are not text."""
         if self.type not in ("text", "refusal"):
             raise bad_request(
                 f"'{path}type' is {self.type[:40]!r}; only text parts are supported.",
@@ -57,9 +57,9 @@ class CalledFunction(ApiRecord, kw_only=True):
 
     name: str
     arguments: str
-    """JSON of an object; "" is one without members. Of a call that was cut off, as much as there is."""
+    """A JSON object as text; "" is an empty object. The text of a call that was cut off is incomplete."""
     parsed_arguments: Any = None
-    """The same as OpenAI's client has read it; it comes back with the call."""
+    """The arguments as parsed by OpenAI's client, which sends them back with the call."""
 
 
 class MessageToolCall(ApiRecord, kw_only=True):
@@ -71,10 +71,10 @@ class MessageToolCall(ApiRecord, kw_only=True):
     function: CalledFunction
     type: Literal["function"] = "function"
     index: int | None = None
-    """From the chunks of a stream; the order in the list is what counts."""
+    """Copied from the chunks of a stream, and ignored: only the order in the list counts."""
 
     def for_template(self) -> dict[str, Any]:
-        """The call as chat templates expect it, but for its arguments, which are still JSON."""
+        """Return the call as chat templates expect it, except that its arguments are still JSON text."""
         function = {"name": self.function.name, "arguments": self.function.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
@@ -97,19 +97,20 @@ class ChatMessage(ApiRecord, kw_only=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    """The same under its newer name."""
+    """The same text as `reasoning_content`, under its newer name."""
     function_call: Any = None
     refusal: Any = None
     audio: Any = None
     annotations: Any = None
     parsed: Any = None
-    """The content of an earlier answer as OpenAI's client has read it; it comes back with the answer."""
+    """The content of an earlier answer as parsed by OpenAI's client, which sends it back with the answer."""
     provider_specific_fields: dict[str, Any] | None = None
-    """Notes of litellm on an earlier answer. They say nothing to the model."""
+    """Notes that litellm adds to an earlier answer. They are ignored."""
     cache_control: dict[str, Any] | None = None
 
     def check_supported(self, path: str = "") -> None:
-        """A message is text, whole or in parts; calls and thoughts are the model's, and a result names its call."""
+        """Refuse content that is not text, calls and reasoning of other roles than the assistant, and tool results
+        that name no call."""
         super().check_supported(path)
         for name in ("tool_calls", "reasoning_content", "reasoning"):
             if self.role != "assistant" and getattr(self, name):
@@ -126,23 +127,23 @@ class ChatMessage(ApiRecord, kw_only=True):
 
     @property
     def thoughts(self) -> str | None:
-        """What the model thought before this answer."""
+        """The model's reasoning before this answer, if any."""
         return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
     @property
     def num_parts(self) -> int:
-        """What a template may loop over in it."""
+        """Number of content parts and calls, which a template may loop over."""
         return (len(self.content) if isinstance(self.content, list) else 0) + len(self.tool_calls or ())
 
     @property
     def num_chars(self) -> int:
-        """How long its text is."""
+        """Number of characters of all text in the message."""
         texts = [part.words for part in self.content] if isinstance(self.content, list) else [self.content]
         calls = [text for call in self.tool_calls or () for text in (call.function.name, call.function.arguments)]
         return sum(len(text or "") for text in (*texts, *calls, self.name, self.thoughts))
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates expect it. `developer` is OpenAI's newer name of `system`."""
+        """Return the message as chat templates expect it. `developer` is OpenAI's newer name for `system`."""
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
         if isinstance(self.content, list):
             message["content"] = [{"type": "text", "text": part.words} for part in self.content]
@@ -160,7 +161,7 @@ class ChatMessage(ApiRecord, kw_only=True):
 
 
 def check_messages(messages: list[ChatMessage], path: str) -> None:
-    """Refuse messages that a prompt cannot be made of. How many they are first: each of them takes some time."""
+    """Refuse messages that cannot become a prompt. Their number is checked first, because each takes time to check."""
     number = len(messages)
     if number <= LIMITS.max_messages:
         number += sum([message.num_parts for message in messages])
@@ -174,7 +175,7 @@ def check_messages(messages: list[ChatMessage], path: str) -> None:
 
 
 def check_continuation(messages: list[ChatMessage], add_generation_prompt: bool | None) -> None:
-    """Refuse to go on where the last message is not the beginning of an answer."""
+    """Refuse `continue_final_message` if the last message is not the beginning of an answer."""
     if add_generation_prompt:
         raise bad_request(
             "'continue_final_message' and 'add_generation_prompt' cannot both be true: the answer either goes on with "

@@ -1,4 +1,4 @@
-"""One completion as it comes: its text, or its reasoning, text and tool calls."""
+"""Collects one completion from its deltas: plain text, or reasoning, text and tool calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headway.wire.messages import Delta, PositionLogprobs
 
 
 class Choice:
-    """One completion, as far as it has come."""
+    """One completion of plain text, collected so far."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -55,7 +55,7 @@ class Choice:
 
 
 class OutputReader:
-    """Takes one completion apart as it comes: reasoning, text and tool calls."""
+    """Splits one completion into reasoning, text and tool calls while it is generated."""
 
     def __init__(self, spec: OutputSpec) -> None:
         self._parser = spec.parser()
@@ -65,7 +65,7 @@ class OutputReader:
         self.num_calls = 0
 
     def read(self, delta: Delta) -> list[Piece]:
-        """What is new. The last delta gives all that was held back."""
+        """Return the new pieces. The last delta also releases the text that the parser was holding back."""
         pieces = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
             pieces = [*pieces, *self._parser.finish()]
@@ -79,21 +79,21 @@ class OutputReader:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Tokens before the first one of which something came into text or a call, if there were thoughts."""
+        """Number of tokens before the first one that added to text or a call; 0 if there was no reasoning."""
         return self._num_tokens_before_text if self._has_thoughts else 0
 
     def finish_reason(self, reason: str) -> ChatFinishReason:
-        """A completion that ended by itself, and has calls, waits for their results."""
+        """Return "tool_calls" for a completion that stopped by itself and made calls, else `reason`."""
         return "tool_calls" if reason == "stop" and self.num_calls else cast(FinishReason, reason)
 
 
 def call_id() -> str:
-    """A name for a call. The client sends the result of the call under it."""
+    """Return a new id for a tool call. The client sends the result of the call with this id."""
     return f"call_{secrets.token_hex(12)}"
 
 
 class ParsedChoice(Choice):
-    """One completion of reasoning, text and tool calls."""
+    """One completion, collected as reasoning, text and tool calls."""
 
     def __init__(self, spec: OutputSpec) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class ParsedChoice(Choice):
 
 
 def usage_of(generation: Generation, readers: list[OutputReader]) -> Usage:
-    """The tokens, with those of reasoning where the model has any."""
+    """Return the token counts, with those of reasoning if the model has a reasoning format."""
     usage = generation.usage
     if generation.job.answer.reasoning is not None and not generation.job.is_silent:
         number = sum(reader.num_reasoning_tokens for reader in readers)

@@ -1,7 +1,7 @@
-"""An output as blocks, one after another: reasoning, text, tool calls. Streams send their changes, whole responses the
-result.
+"""Splits an output into consecutive blocks of reasoning, text and tool calls.
 
-Both translated APIs have this form, and both of their ways to respond go through the same blocks, so that they agree.
+Streams send the changes of the blocks, and whole responses send the result. Both translated APIs use these blocks for
+both kinds of response, so that the two always agree.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ BlockKind = Literal["text", "reasoning", "call"]
 
 @dataclass(slots=True)
 class Block:
-    """A part of the output, as far as it has come."""
+    """A part of the output, collected so far."""
 
     kind: BlockKind
     index: int
     name: str = ""
-    """Of the tool, in a call."""
+    """Name of the tool, if the block is a call."""
     parts: list[str] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
-    """Of text, where they are asked for."""
+    """Log-probabilities of a text block, if they are requested."""
 
     @property
     def text(self) -> str:
-        """The text, the thoughts, or the arguments in JSON."""
+        """The text, the reasoning, or the call's arguments as JSON."""
         return "".join(self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A block begins; it is empty."""
+    """A new, empty block begins."""
 
     block: Block
 
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """A block has more text."""
+    """Text was added to a block."""
 
     block: Block
     text: str
@@ -52,7 +52,7 @@ class Grown:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A block is complete, or the output has ended within it."""
+    """A block has ended, because it is complete or because the output has ended."""
 
     block: Block
 
@@ -61,7 +61,7 @@ BlockChange: TypeAlias = Opened | Grown | Closed
 
 
 class ContentBlocks:
-    """The blocks of one completion. At most one of them is open, the last."""
+    """The blocks of one completion. At most one of them is open: the last one."""
 
     def __init__(self, parser: OutputParser) -> None:
         self.blocks: list[Block] = []
@@ -71,9 +71,9 @@ class ContentBlocks:
         self._parser = parser
         self._open: Block | None = None
         self._space = ""
-        """White space before a text. It is no text if a call follows, or thoughts."""
+        """White space before a text. It is dropped if a call or reasoning follows."""
         self._logprobs: list[PositionLogprobs] = []
-        """Of tokens whose text has not been told."""
+        """Log-probabilities of tokens whose text has not been delivered yet."""
         self._changes: list[BlockChange] = []
 
     @property
@@ -81,7 +81,7 @@ class ContentBlocks:
         return any(block.kind == "call" for block in self.blocks)
 
     def take(self, delta: Delta) -> list[BlockChange]:
-        """What new tokens change."""
+        """Return the changes made by a delta."""
         self._logprobs += delta.logprobs or ()
         pieces = self._parser.feed(delta.text) if delta.text else []
         self._count_reasoning(pieces, len(delta.token_ids))
@@ -90,7 +90,7 @@ class ContentBlocks:
         return self._apply(pieces)
 
     def finish(self) -> list[BlockChange]:
-        """The output has ended."""
+        """End the output and return the last changes."""
         changes = self._apply(self._parser.finish())
         if self._space and not self.blocks:
             self._grow("text", self._space)
@@ -151,7 +151,7 @@ class ContentBlocks:
         return changes
 
     def _count_reasoning(self, pieces: list[Piece], num_tokens: int) -> None:
-        """Tokens of thoughts. A token of two kinds, or of none that can be told yet, is of the last kind."""
+        """Count reasoning tokens. A token counts as the kind of its last piece or, without one, of the open block."""
         last = pieces[-1] if pieces else None
         if isinstance(last, ReasoningPiece) or (
             last is None and self._open is not None and self._open.kind == "reasoning"

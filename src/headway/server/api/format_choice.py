@@ -1,4 +1,4 @@
-"""The tool format of the model that is served: chosen once, at the start, and told to the operator with the reason."""
+"""Chooses the served model's tool format at the start, and logs the choice with its reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WRITES_CALLS = re.compile(r"\btool_calls\b")
 
 
 def choose_tool_format(chat_template: str | None, wanted: str) -> ToolFormat:
-    """The format that the operator named or, with `auto`, the one that the chat template shows."""
+    """Return the format that the operator named or, with `auto`, the one that the chat template uses."""
     if wanted != AUTO:
         logger.info("tool format '%s', as --tool-format says", wanted)
         return TOOL_FORMATS[wanted]

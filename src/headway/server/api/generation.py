@@ -1,10 +1,10 @@
-"""One HTTP request in the engine: submitted, followed, counted, and ended whatever happens.
+"""One HTTP request in the engine: it is submitted, its deltas are read and counted, and it is always cleaned up.
 
-A `Generation` is entered, iterated, and left. Leaving it early, for any reason, aborts what still runs. Each of the `n`
-completions of each prompt is a choice of the answer; deltas come out with `index` set to the choice they belong to.
+A `Generation` is entered, iterated and exited. Exiting early, for any reason, aborts what is still running. Each of
+the `n` completions of each prompt is a choice of the answer; the `index` of a delta is the choice it belongs to.
 
-A request that cannot stream may have more sequences than choices; until its end the engine tells of them only how many
-have started and how many tokens they got.
+A request that cannot stream may have more sequences than choices. Until it ends, the engine reports only how many of
+them have started and how many tokens they have.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from headway.wire.messages import AddRequest, Delta
 
 
 class Generation:
-    """For one reader. Raises `ApiError` for whatever ends it before all choices are complete."""
+    """The deltas of one request, for a single reader. Raises `ApiError` if it ends before all choices are complete."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far, those of sequences that are not returned included."""
+        """Token counts so far, including those of sequences that are not returned."""
         prompt, output = self.job.num_prompt_tokens, 0 if self.job.hide_output else self._num_output_tokens
         return Usage(prompt, output, prompt + output, PromptTokensDetails(self._num_cached_tokens))
 
@@ -107,11 +107,12 @@ class Generation:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the engine has computed anything for it."""
+        """Whether the engine has computed anything for this request."""
         return any(stream.has_begun for stream in self._streams)
 
     def drop(self) -> None:
-        """End it from another task, whose request needs its place; the reader raises what the reservation says."""
+        """End this request from another task that needs its place in the queue. The reader then raises the
+        reservation's error."""
         for stream in self._streams:
             stream.end(Delta(stream.request_id, finish_reason="abort", is_last=True))
 
@@ -142,7 +143,7 @@ class Generation:
             raise
 
     def _account(self, deltas: list[Delta]) -> None:
-        """Count tokens and time; runs for every token of every stream."""
+        """Count tokens and measure latencies. This runs for every token of every stream."""
         now_s = time.perf_counter()
         for delta in deltas:
             num_tokens = len(delta.token_ids)
@@ -168,13 +169,13 @@ class Generation:
         self._last_s[index] = now_s
 
     def _note_progress(self, index: int, progress: SilentProgress, now_s: float) -> None:
-        """Count tokens that are not shown, or not yet; the time between them is not measured."""
+        """Count tokens that are not delivered before the end. The time between them is not measured."""
         self._num_output_tokens += progress.num_tokens
         if progress.num_started:
             self._note_started(index, progress.num_started, now_s)
 
     def _note_started(self, index: int, num_started: int, now_s: float) -> None:
-        """Sequences of the prompt to which a choice belongs have got their first token, and wait no longer."""
+        """Record that `num_started` sequences of this choice's prompt got their first token and left the queue."""
         for _ in range(num_started):
             self._metrics.observe_first_token(now_s - self._record.started_s)
         number = index // self.job.n
@@ -212,7 +213,7 @@ class Generation:
             self._metrics.time_per_output_token.observe((now_s - first_s) / (self._num_tokens[index] - 1))
 
     def _set_clock(self, limit_s: float) -> None:
-        """End it `limit_s` after the request came, or at its limit as a whole, whichever is earlier."""
+        """Set the timeout to `limit_s` after arrival or to the limit of the whole request, whichever is earlier."""
         total_s = self._services.config.request_timeout_s
         limits = [limit for limit in (limit_s, total_s) if limit > 0]
         spent_s = time.perf_counter() - self._record.started_s
@@ -239,19 +240,19 @@ class Generation:
 
 
 def _hide(delta: Delta) -> None:
-    """Take out a token that was not asked for."""
+    """Remove a token that the client did not ask for."""
     delta.text, delta.token_ids, delta.logprobs, delta.stop_reason = "", [], None, None
     if delta.finish_reason is not None:
         delta.finish_reason = "length"
 
 
-# ---- length predictions of a request, and how far off they were -----------------------------------------------------
+# ---- length predictions of a request and their errors ---------------------------------------------------------------
 
 
 class Forecast:
-    """The guesses for one HTTP request's completions, checked against how each of them ends.
+    """The predicted lengths of one HTTP request's completions, compared with their actual lengths.
 
-    Each of the request's prompts has `n` completions; choices are numbered through all prompts.
+    Each prompt of the request has `n` completions. Choices are numbered across all prompts.
     """
 
     def __init__(
@@ -265,7 +266,7 @@ class Forecast:
         arrival_s: float,
     ) -> None:
         self.predicted = predicted
-        """Output tokens of each prompt's completions; None: not known."""
+        """Predicted output tokens for the completions of each prompt; None if unknown."""
         self._prompts = prompts
         self._n = n
         self._thread = thread
@@ -274,7 +275,7 @@ class Forecast:
         self._unfinished = set(range(n * len(prompts)))
 
     def note_end(self, index: int, num_tokens: int, finish_reason: str) -> None:
-        """A choice has ended. To be called once for each."""
+        """Record that a choice has ended. Call this once for each choice."""
         self._unfinished.discard(index)
         number = index // self._n
         self._thread.note_end(Ended(self._prompts[number], num_tokens, finish_reason, self._arrival_s))
@@ -283,7 +284,7 @@ class Forecast:
             self._metrics.observe_prediction_error(abs(math.log(predicted / max(num_tokens, 1))))
 
     def close(self, num_tokens: list[int]) -> None:
-        """End the choices that have not ended; `num_tokens` says what each choice has got."""
+        """Record the unfinished choices as aborted. `num_tokens` has the number of tokens of each choice."""
         for index in sorted(self._unfinished):
             self.note_end(index, num_tokens[index], "abort")
 
@@ -291,7 +292,7 @@ class Forecast:
 async def forecast(
     prompts: Sequence[PromptView], *, n: int, thread: PredictionThread, metrics: ServerMetrics, arrival_s: float
 ) -> Forecast:
-    """Ask for the lengths of `n` completions of each prompt. The request came at `arrival_s`, in seconds since 1970."""
+    """Predict the lengths of `n` completions of each prompt. `arrival_s` is when the request came, as Unix time."""
     started_s = time.perf_counter()
     predicted = await thread.predict(prompts)
     if thread.predicts:

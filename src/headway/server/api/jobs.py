@@ -1,4 +1,4 @@
-"""A request that is known to be good: prompts as token ids, and sampling parameters that the engine will accept."""
+"""Turns requests into jobs: validated work, with prompts as token ids and sampling parameters the engine accepts."""
 
 from __future__ import annotations
 
@@ -40,45 +40,45 @@ from headway.wire.messages import EngineReady
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One HTTP request's work: `n` completions of each of its prompts, perhaps the best of more."""
+    """The work of one HTTP request: `n` completions of each prompt, possibly the best of a larger number."""
 
     prompts: list[Prompt]
     params: SamplingParams
-    """The same for all prompts, with how `bad_words` are spelt."""
+    """Parameters shared by all prompts, including the token sequences of `bad_words`."""
     options: RequestOptions
     stream: bool
     include_usage: bool
     continuous_usage: bool
     num_logprobs: int | None = None
-    """How many alternatives per token to report; None: no log-probabilities."""
+    """How many alternatives per token to return; None for no log-probabilities."""
     wants_prompt_logprobs: bool = False
-    """In vLLM's form, as a field of their own."""
+    """Whether to return vLLM's separate field with the log-probabilities of the prompt."""
     echo: bool = False
     hide_output: bool = False
-    """Only the prompt is wanted: `max_tokens` was 0, or it is for a vector. The engine makes one token all the same,
-    which is not shown."""
+    """Whether only the prompt matters, because `max_tokens` is 0 or the request is for embeddings. The engine still
+    generates one token, which is not delivered."""
     answer: OutputSpec = PLAIN
-    """What may come, and how calls and thoughts are told from text."""
+    """What the output may contain, and how calls and reasoning are separated from text."""
     constraint_path: str | None = None
-    """The field of the request that says what the answer must match; the engine knows it as `structured_outputs`."""
+    """The request field that constrains the output. The engine's errors call it `structured_outputs`."""
     return_token_ids: bool = False
-    """Whether the tokens of prompts and completions are told besides their text."""
+    """Whether to return the token ids of prompts and completions in addition to their text."""
     tokens_as_ids: bool = False
     """Whether log-probabilities name tokens by their ids."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether all that the model writes is the answer's text."""
+        """Whether the whole output is text, with no reasoning or tool calls to separate."""
         return not self.answer.tools and self.answer.reasoning is None
 
     @property
     def n(self) -> int:
-        """Completions of each prompt that are returned."""
+        """Number of completions returned for each prompt."""
         return self.params.n
 
     @property
     def is_silent(self) -> bool:
-        """Nothing but progress is told before the end, because which tokens are returned is not known."""
+        """Whether the engine reports only progress until the end, because the sequences to return are not known yet."""
         return not self.params.can_stream
 
     @property
@@ -91,7 +91,7 @@ class Job:
 
     @property
     def num_sequences(self) -> int:
-        """What the engine has to do for it."""
+        """Number of sequences the engine generates for this job."""
         return self.params.num_choices * len(self.prompts)
 
 
@@ -176,7 +176,7 @@ async def completion_job(request: CompletionRequest, scheduling: Scheduling, ser
 async def embedding_job(
     given: EmbeddingRequest, request: CompletionRequest, scheduling: Scheduling, services: Services
 ) -> Job:
-    """Check a request for vectors; its prompts are tokenised as those of a completion."""
+    """Check an embedding request and tokenise its prompts like those of a completion."""
     check_dimensions(given.dimensions, services.info.hidden_size)
     params = SamplingParams.for_embedding(given.pooling or "mean")
     try:
@@ -219,7 +219,8 @@ async def _job(
 
 
 def _most_tokens(request: GenerationRequest, params: SamplingParams, info: EngineReady) -> int | None:
-    """How many tokens a prompt is cut to. -1 leaves room for the output that is asked for, if it leaves any."""
+    """Return the number of tokens a prompt is truncated to, or None. -1 leaves room for `max_tokens` tokens of output
+    if that is less than the context."""
     wanted, most = request.truncate_prompt_tokens, info.max_model_len
     if wanted is None:
         return None
@@ -234,7 +235,7 @@ def _most_tokens(request: GenerationRequest, params: SamplingParams, info: Engin
 
 
 class _Shaped(NamedTuple):
-    """What an answer may look like, and the parameters that see to it."""
+    """The form of the output, and the sampling parameters that enforce it."""
 
     answer: OutputSpec
     params: SamplingParams
@@ -247,7 +248,7 @@ async def _shaped(
     scheduling: Scheduling,
     services: Services,
 ) -> _Shaped:
-    """The answer and its parameters with the grammar; what takes work is done in another process."""
+    """Return the output's form and the parameters with their grammar. The expensive part runs in a helper process."""
     grammar = None
     if constraint is not None or answer.callable_tools:
         path = _constraint_path(answer, constraint) or "structured_outputs"
@@ -270,7 +271,7 @@ async def _shaped(
 
 
 def _with_structured_outputs(params: SamplingParams, values: dict[str, Any], *, path: str) -> SamplingParams:
-    """`values` are fields of `StructuredOutputsParams`; what is wrong with them is wrong with the request's `path`."""
+    """Return `params` with `StructuredOutputsParams(**values)`. Errors in the values name the request's `path`."""
     try:
         structured = StructuredOutputsParams(**values)
         check_bounds(structured)
@@ -280,14 +281,15 @@ def _with_structured_outputs(params: SamplingParams, values: dict[str, Any], *, 
 
 
 def _constraint_path(answer: OutputSpec, constraint: Constraint | None) -> str | None:
-    """Schemas of tools have been looked at one by one, so with both it is the text's form that may be wrong."""
+    """Return the field that an error in the grammar belongs to. Tool schemas were checked one by one before, so with
+    both tools and a constraint it is the constraint."""
     if constraint is not None:
         return constraint.path
     return "tools" if answer.tools else None
 
 
 def num_prompts(request: GenerationRequest) -> int:
-    """How many prompts a request has; a conversation is one."""
+    """Return the number of prompts of a request. A conversation counts as one."""
     if not isinstance(request, CompletionRequest):
         return 1
     given = request.prompt
@@ -297,7 +299,7 @@ def num_prompts(request: GenerationRequest) -> int:
 async def _prompts(
     request: CompletionRequest, maker: PromptMaker, info: EngineReady, *, add_special: bool, most_tokens: int | None
 ) -> list[Prompt]:
-    """A string, strings, token ids, or lists of token ids: nothing in between."""
+    """Tokenise `prompt`, which is a string, a list of strings, token ids, or lists of token ids, but no mixture."""
     given: list[Any] = [request.prompt] if isinstance(request.prompt, str) else request.prompt
     kinds = set(map(type, given))
     if not given:

@@ -1,4 +1,4 @@
-"""From a generation's deltas to one JSON body, when all choices have ended: chat, completions, embeddings."""
+"""Collects a generation's deltas into one JSON body for chat, completions and embeddings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def chat_body(generation: Generation, model: str, prompts: PromptMaker) -> bytes:
-    """The JSON of a chat completion."""
+    """Wait for all choices and return a chat completion as JSON."""
     choices = await _collect(generation)
     job = generation.job
     readers = [choice.reader for choice in choices if isinstance(choice, ParsedChoice)]
@@ -62,7 +62,7 @@ async def chat_body(generation: Generation, model: str, prompts: PromptMaker) ->
 
 
 async def completion_body(generation: Generation, model: str, prompts: PromptMaker) -> bytes:
-    """The JSON of plain completions."""
+    """Wait for all choices and return plain completions as JSON."""
     choices = await _collect(generation)
     echoes = await echoed_texts(generation, prompts)
     job = generation.job
@@ -90,7 +90,7 @@ async def completion_body(generation: Generation, model: str, prompts: PromptMak
 
 
 async def embedding_body(generation: Generation, model: str, request: EmbeddingRequest) -> bytes:
-    """The JSON of vectors, of which there may be millions of numbers."""
+    """Wait for all vectors and return them as JSON. They may have millions of numbers."""
     vectors = [b""] * generation.job.num_choices
     async with generation:
         async for deltas in generation:
@@ -112,7 +112,7 @@ def _written(vector: bytes, request: EmbeddingRequest) -> list[float] | str:
 
 
 async def echoed_texts(generation: Generation, prompts: PromptMaker) -> list[str]:
-    """What stands before the completions of each prompt: the prompt itself with `echo`, else nothing."""
+    """Return the text that precedes the completions of each prompt: the prompt with `echo`, else an empty string."""
     if not generation.job.echo:
         return [""] * len(generation.job.prompts)
     return [
@@ -167,7 +167,7 @@ async def _completion_logprobs(
 def _prompt_positions(
     generation: Generation, choices: list[Choice], index: int
 ) -> list[PositionLogprobs | None] | None:
-    """They come with the first delta of a request, whichever of its choices that is for."""
+    """Return the prompt's log-probabilities, which arrive with its first delta, for whichever choice that is."""
     first = index - index % generation.job.n
     siblings = choices[first : first + generation.job.n]
     return next((choice.prompt_logprobs for choice in siblings if choice.prompt_logprobs is not None), None)

@@ -1,4 +1,4 @@
-"""Log-probabilities as the OpenAI API writes them, and vLLM's form of those of a prompt."""
+"""Writes log-probabilities in the forms of the OpenAI API, and those of prompts in vLLM's form."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from headway.server.api.response_models import ChatLogprob, ChatLogprobs, Comple
 from headway.wire.messages import PositionLogprobs, TokenLogprob
 
 LEAST_LOGPROB = -9999.0
-"""What stands for minus infinity, which JSON cannot write."""
+"""Replaces minus infinity, which JSON cannot represent."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobForm:
-    """How a request wants log-probabilities to be told."""
+    """How a request wants log-probabilities to be written."""
 
     prompts: PromptMaker
     num_top: int = 0
-    """How many of the most likely tokens."""
+    """How many of the most likely tokens to return."""
     named_ids: frozenset[int] = frozenset()
-    """Tokens that are told in place of the most likely ones, with the chosen one."""
+    """Tokens to return in place of the most likely ones, in addition to the sampled token."""
     as_token_ids: bool = False
-    """Whether a token is told as `token_id:123` in place of its text."""
+    """Whether a token is written as `token_id:123` in place of its text."""
 
     @classmethod
     def of(cls, job: Job, prompts: PromptMaker) -> LogprobForm:
-        """As the job has it."""
+        """Return the form that the job's request asks for."""
         return cls(
             prompts,
             num_top=job.num_logprobs or 0,
@@ -37,12 +37,12 @@ class LogprobForm:
         )
 
     def name(self, entry: TokenLogprob) -> str:
-        """What stands for a token."""
+        """Return the token's text or `token_id:123`."""
         return f"token_id:{entry.token_id}" if self.as_token_ids else _text(entry, self.prompts)
 
     def shown(self, position: PositionLogprobs) -> list[TokenLogprob]:
-        """The best tokens of a position, in order; the chosen one, which stands first there, is not always among them.
-        Where tokens were named: the chosen one and those."""
+        """Return the tokens to show for a position: the most likely ones, best first, which may not include the sampled
+        token. If the request named tokens, return the sampled token and those."""
         if not self.named_ids:
             return most_likely(position, self.num_top)
         named = [entry for entry in position[1:] if entry.token_id in self.named_ids]
@@ -50,12 +50,12 @@ class LogprobForm:
 
 
 def chat_logprobs(positions: Sequence[PositionLogprobs], form: LogprobForm) -> ChatLogprobs:
-    """One entry per token, each with those that are told besides."""
+    """Return one entry per token, each with its alternatives."""
     return ChatLogprobs([chat_position(position, form) for position in positions])
 
 
 def chat_position(position: PositionLogprobs, form: LogprobForm) -> ChatLogprob:
-    """The entry of one token."""
+    """Return the entry of one token with its alternatives."""
     chosen, token_bytes = position[0], form.prompts.token_bytes
     top = [
         TopLogprob(form.name(entry), _finite(entry.logprob), token_bytes(entry.token_id))
@@ -65,7 +65,7 @@ def chat_position(position: PositionLogprobs, form: LogprobForm) -> ChatLogprob:
 
 
 def most_likely(position: PositionLogprobs, number: int) -> list[TokenLogprob]:
-    """The best tokens of a position, in order; the chosen one, which stands first there, is not always among them."""
+    """Return the most likely tokens of a position, best first. The sampled token may not be among them."""
     ranked = sorted(position, key=lambda entry: -entry.logprob)
     seen: dict[int, TokenLogprob] = {}
     for entry in ranked:
@@ -74,14 +74,14 @@ def most_likely(position: PositionLogprobs, number: int) -> list[TokenLogprob]:
 
 
 class CompletionLogprobsWriter:
-    """Collects OpenAI's older form: lists side by side, with each token's place in the text."""
+    """Writes OpenAI's older form: parallel lists, with each token's offset in the text."""
 
     def __init__(self, form: LogprobForm, *, offset: int = 0) -> None:
         self._form = form
         self._offset = offset
 
     def write(self, positions: Sequence[PositionLogprobs | None], token_ids: Sequence[int]) -> CompletionLogprobs:
-        """The next tokens. A position without log-probabilities is the first of a prompt: nothing precedes it."""
+        """Write the next tokens. A prompt's first position is None, because nothing precedes it."""
         form, lists = self._form, CompletionLogprobs([], [], [], [])
         for token_id, position in zip(token_ids, positions, strict=True):
             chosen = TokenLogprob(token_id, 0.0, None, None) if position is None else position[0]
@@ -93,14 +93,14 @@ class CompletionLogprobsWriter:
         return lists
 
     def _top(self, position: PositionLogprobs) -> dict[str, float]:
-        """The chosen token is always among them, as OpenAI has it."""
+        """Return the alternatives of a position. They always include the sampled token, as in OpenAI's API."""
         top = {self._form.name(entry): _finite(entry.logprob) for entry in self._form.shown(position)}
         top.setdefault(self._form.name(position[0]), _finite(position[0].logprob))
         return top
 
 
 def prompt_position(position: PositionLogprobs | None, prompts: PromptMaker) -> dict[str, PromptLogprob] | None:
-    """vLLM's form of a prompt token's: a mapping from token ids."""
+    """Return vLLM's form of a prompt token's log-probabilities: a mapping from token ids."""
     if position is None:
         return None
     return {

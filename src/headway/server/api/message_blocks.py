@@ -1,4 +1,4 @@
-"""Content blocks of `/v1/messages`: what a client may write into a turn."""
+"""Records of the content blocks that a turn in `/v1/messages` may have."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ _Neutral = dict[str, tuple[Any, ...]]
 
 
 class CacheControl(ApiRecord, kw_only=True):
-    """The prompt up to here is needed again soon."""
+    """Asks to keep the prompt up to this point in the cache."""
 
     UNUSED: ClassVar[frozenset[str]] = frozenset({"scope"})
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] = "5m"
     scope: str | None = None
-    """Who may share the cached prefix. Here keys and salts say so."""
+    """Who may share the cached prefix. It is ignored: API keys and cache salts decide that here."""
 
 
 class Block(ApiRecord, kw_only=True):
-    """What blocks share."""
+    """Fields that all blocks share."""
 
     cache_control: CacheControl | None = None
 
 
 class TextBlock(Block, kw_only=True):
-    """Text."""
+    """A block of text."""
 
     NEUTRAL: ClassVar[_Neutral] = {"citations": (None, [])}
 
@@ -38,7 +38,7 @@ class TextBlock(Block, kw_only=True):
 
 
 class ThinkingBlock(Block, kw_only=True):
-    """What the model thought. Thoughts are not signed here, so any signature will do."""
+    """The model's reasoning. This server does not sign reasoning, so any signature is accepted."""
 
     UNUSED: ClassVar[frozenset[str]] = frozenset({"signature"})
 
@@ -48,7 +48,7 @@ class ThinkingBlock(Block, kw_only=True):
 
 
 class RedactedThinkingBlock(Block, kw_only=True):
-    """Thoughts in a form that only Anthropic can read; they are left out."""
+    """Encrypted reasoning that only Anthropic can read. It is left out of the prompt."""
 
     UNUSED: ClassVar[frozenset[str]] = frozenset({"data"})
 
@@ -70,7 +70,7 @@ class ToolUseBlock(Block, kw_only=True):
 
 
 class ToolResultBlock(Block, kw_only=True):
-    """What the client's tool answered."""
+    """The result of a tool call."""
 
     NEUTRAL: ClassVar[_Neutral] = {"toolset_name": (None,)}
 

@@ -1,4 +1,4 @@
-"""Errors of `/v1/messages` as Anthropic's clients read them."""
+"""Converts errors of `/v1/messages` to the form of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from headway.server.api.api_errors import CONTEXT_LENGTH_EXCEEDED, ApiError
 
 MESSAGES_PATH = "/v1/messages"
-"""Where errors have this form."""
+"""Errors of paths that begin with this have Anthropic's form."""
 _ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -28,7 +28,7 @@ class MessageErrorBody(msgspec.Struct):
     type: str
     message: str
     details: Mapping[str, Any] | msgspec.UnsetType = msgspec.UNSET
-    """The same for programs, where there is more to say."""
+    """Machine-readable details, if there are any."""
 
 
 class MessageError(msgspec.Struct, tag="error"):
@@ -39,11 +39,11 @@ class MessageError(msgspec.Struct, tag="error"):
 
 
 def message_error(failure: ApiError, *, request_id: str | None = None) -> MessageError:
-    """An error object as Anthropic's clients read it."""
+    """Return the failure as an error object of Anthropic's API."""
     kind = _ERROR_TYPES.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
     details, message = failure.details or msgspec.UNSET, str(failure)
     if failure.details and failure.code == CONTEXT_LENGTH_EXCEEDED:
-        # Agents look for Anthropic's words, and read both numbers.
+        # Agents recognise this error by Anthropic's wording and parse both numbers.
         numbers = "prompt is too long: {num_tokens} tokens > {max_tokens} maximum".format_map(failure.details)
         details, message = msgspec.UNSET, f"{numbers}. {message}"
     return MessageError(MessageErrorBody(kind, message, details), request_id)

@@ -1,4 +1,4 @@
-"""Answers of /v1/messages: one message when all is there, or Anthropic's events."""
+"""Writes answers of /v1/messages, as one message at the end or as Anthropic's stream of events."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class TokenCount(msgspec.Struct):
 
 
 class _MessageWriter:
-    """What both ways to answer share."""
+    """What whole and streamed answers share."""
 
     def __init__(self, generation: Generation, model: str, *, block_size: int, hides_thoughts: bool = False) -> None:
         self._generation = generation
@@ -94,7 +94,7 @@ class _MessageWriter:
         return reason if self._stop_reason == "stop_sequence" and isinstance(reason, str) else None
 
     def _usage(self) -> MessageUsage:
-        """Of a prompt that is pinned, whole blocks are; the rest is computed again."""
+        """Return the token counts. Only whole blocks of a prompt can be pinned; the rest counts as plain input."""
         usage = self._generation.usage
         num_prompt, num_cached = usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens
         num_pinned = 0
@@ -121,7 +121,7 @@ class _MessageWriter:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """A call that was cut off has no arguments that could be told; `stop_reason` says so."""
+    """Decode a call's arguments. Those of a call that was cut off are not valid JSON and become an empty object."""
     try:
         return _decode(text) if text else {}
     except (msgspec.DecodeError, RecursionError):
@@ -129,10 +129,10 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 class WholeMessage(_MessageWriter):
-    """The answer as one message."""
+    """Collects the answer into one message."""
 
     async def collect(self) -> Message:
-        """Wait for its end."""
+        """Wait for all choices to end, and return the message."""
         async with self._generation:
             async for deltas in self._generation:
                 for delta in deltas:
@@ -143,7 +143,7 @@ class WholeMessage(_MessageWriter):
 
 
 class MessageEvents(_MessageWriter):
-    """The answer as events, each with its name."""
+    """Writes the answer as named events."""
 
     _DELTAS: ClassVar[dict[str, tuple[str, str]]] = {
         "text": ("text_delta", "text"),
@@ -152,22 +152,22 @@ class MessageEvents(_MessageWriter):
     }
 
     def begin(self) -> bytes:
-        """The message without its content. How much of the prompt was cached is known at the end only."""
+        """Return the first events, with an empty message. The number of cached tokens is only known at the end."""
         start = _event("message_start", {"message": self._message([], is_complete=False)})
         return start + _event("ping", {})
 
     def write(self, deltas: list[Delta]) -> bytes:
-        """All events of what has arrived."""
+        """Return all events for these deltas."""
         return b"".join(self._told(change) for delta in deltas for change in self._blocks.take(delta))
 
     def end(self) -> bytes:
-        """The last events."""
+        """Return the last events."""
         rest = b"".join(map(self._told, self._blocks.finish()))
         delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
         return rest + _event("message_delta", {"delta": delta, "usage": self._usage()}) + _event("message_stop", {})
 
     def fail(self, failure: ApiError) -> bytes:
-        """The last event of a stream that failed."""
+        """Return the last event of a stream that failed."""
         return b"event: error\ndata: " + _encode(message_error(failure)) + b"\n\n"
 
     def _told(self, change: BlockChange) -> bytes:

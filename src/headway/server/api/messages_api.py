@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API as chat requests."""
+"""Translates Anthropic's Messages API (/v1/messages and its count_tokens) into chat requests."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from headway.server.api.record_fields import ApiRecord, check_nesting
 from headway.server.limits import LIMITS
 
 CACHE_TTL_S = {"5m": 300.0, "1h": 3600.0}
-"""How long `cache_control` pins the prompt."""
+"""How long each `ttl` of `cache_control` pins the prompt's blocks."""
 ERROR_PREFIX = "Error: "
-"""Before the result of a tool that failed: chat has no field for that."""
+"""Prefix for the result of a tool that failed. Chat messages have no field for failure."""
 HOSTED_TOOLS = re.compile(r"(?P<kind>web_search|web_fetch|code_execution|tool_search_tool_(regex|bm25))_\d{8}")
-"""Types of tools that Anthropic runs. Each has a date, which the log leaves out."""
+"""Types of the tools that Anthropic runs. Each ends with a date, which the log leaves out."""
 _Neutral = dict[str, tuple[Any, ...]]
 _B = TypeVar("_B", bound=Block)
 
@@ -67,7 +67,7 @@ class CustomTool(ApiRecord, kw_only=True):
     strict: bool | None = None
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = None
-    """Arguments are always streamed as they come."""
+    """Accepted and ignored: arguments are always streamed as they are generated."""
     defer_loading: bool | None = None
     """Every tool is shown to the model at once, because there is no search for tools here."""
     allowed_callers: Any = None
@@ -88,7 +88,7 @@ class Thinking(ApiRecord, kw_only=True):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
     display: Literal["summarized", "omitted"] | None = None
-    """`omitted`: the blocks of thoughts in the answer are empty. Otherwise thoughts are told in full."""
+    """With `omitted`, thinking blocks in the answer are empty. Otherwise they have the full text."""
 
 
 class Metadata(ApiRecord, kw_only=True):
@@ -98,7 +98,7 @@ class Metadata(ApiRecord, kw_only=True):
 
 
 class ClearThinking(ApiRecord, kw_only=True):
-    """An edit of the conversation: which turns keep their thoughts. Only the one that changes nothing is supported."""
+    """An edit that selects the turns that keep their reasoning. Only keeping all of it is supported."""
 
     NEUTRAL: ClassVar[_Neutral] = {"keep": ("all", {"type": "all"})}
 
@@ -112,7 +112,7 @@ class ContextManagement(ApiRecord, kw_only=True):
     edits: list[Any] | None = None
 
     def check_supported(self, path: str = "") -> None:
-        """Edits that would take something out of the prompt are refused by name."""
+        """Refuse edits that would remove something from the prompt."""
         for index, edit in enumerate(self.edits or ()):
             record_by_type(edit, f"{path}edits[{index}]", {"clear_thinking_20251015": ClearThinking})
 
@@ -197,11 +197,11 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
     @property
     def hides_thoughts(self) -> bool:
-        """Whether the blocks of thoughts in the answer are empty."""
+        """Whether thinking blocks in the answer are empty."""
         return self.thinking is not None and self.thinking.display == "omitted"
 
     def check_supported(self, path: str = "") -> None:
-        """The thread and the thinking too."""
+        """Refuse what is not supported, in `thread` and `thinking` too."""
         super().check_supported(path)
         if self.thread is not None:
             raise _no_threads()
@@ -216,7 +216,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
 
 def _no_threads() -> ApiError:
-    """Anthropic's clients look for these details, and go on by sending whole conversations."""
+    """Return the error for `thread`. Its details make Anthropic's clients send whole conversations instead."""
     return ApiError(
         400,
         "'thread' is not supported: this server stores no conversations. Send the whole conversation as 'messages', "
@@ -230,7 +230,7 @@ def _no_threads() -> ApiError:
 # ---- the translation ------------------------------------------------------------------------------------------------
 
 MESSAGES_NAMES = Renaming(
-    (r"messages\b.*", "messages"),  # the turns of a chat have other numbers
+    (r"messages\b.*", "messages"),  # the messages of the chat request are numbered differently
     (r"max_completion_tokens\b", "max_tokens"),
     (r"stop\b", "stop_sequences"),
     (r"response_format\.json_schema\b", "output_config.format"),
@@ -242,11 +242,11 @@ MESSAGES_NAMES = Renaming(
     (r"user\b", "metadata.user_id"),
     (r"cache_ttl_s\b", "cache_control"),
 )
-"""Where the client finds what chat refuses."""
+"""Maps field names in the chat request's errors to those in the client's body."""
 
 
 def chat_fields_of_message(request: MessagesRequest) -> dict[str, Any]:
-    """The same request to /v1/chat/completions."""
+    """Return the fields of the equivalent chat request."""
     fields = {
         "max_completion_tokens": request.max_tokens,
         "stop": request.stop_sequences,
@@ -260,12 +260,12 @@ def chat_fields_of_message(request: MessagesRequest) -> dict[str, Any]:
 
 
 def message_names(request: CountTokensRequest) -> Renaming:
-    """Where this client finds what chat refuses. The request has been translated before."""
+    """Return the renaming rules for this request, which has been translated successfully before."""
     return MESSAGES_NAMES.at([tool.path for tool in _sent_tools(request)])
 
 
 def _user(metadata: Metadata | None) -> str | None:
-    """Some agents send more than a user's name has; a digest tells users apart as well."""
+    """Return the user id. Some agents send ids longer than a user name may be; these are replaced by a digest."""
     user = None if metadata is None else metadata.user_id
     if user is None or len(user) <= LIMITS.max_user_chars:
         return user
@@ -273,20 +273,20 @@ def _user(metadata: Metadata | None) -> str | None:
 
 
 class _SentTool(NamedTuple):
-    """A tool that the client sent, and where."""
+    """A tool that the client sent, and its path in the body."""
 
     tool: CustomTool
     path: str
 
     def as_chat(self) -> dict[str, Any]:
-        """Its definition in a chat request."""
+        """Return the tool's definition in a chat request."""
         tool = self.tool
         described = given({"description": tool.description, "strict": tool.strict})
         return {"type": "function", "function": {"name": tool.name, "parameters": tool.input_schema} | described}
 
 
 def _sent_tools(request: CountTokensRequest) -> list[_SentTool]:
-    """The client's own tools. Those that Anthropic runs are left out, unless some tool must be called."""
+    """Return the client's own tools. Tools that Anthropic runs are left out, or raise 400 if a tool must be called."""
     must_call = request.tool_choice is not None and request.tool_choice.type == "any"
     found = []
     for index, value in enumerate(request.tools or ()):
@@ -301,7 +301,7 @@ def _sent_tools(request: CountTokensRequest) -> list[_SentTool]:
 
 
 def chat_fields_of_prompt(request: CountTokensRequest) -> dict[str, Any]:
-    """As much of it as makes the prompt."""
+    """Return only those chat fields that the prompt depends on."""
     request.check_supported()
     translation = _Translation(request)
     ttl_s = max(translation.ttls_s, default=None)
@@ -323,7 +323,7 @@ def chat_fields_of_prompt(request: CountTokensRequest) -> dict[str, Any]:
 
 
 class _Translation:
-    """The conversation and the tools as chat has them, and how long each block wants to be cached."""
+    """Builds the chat messages and tools, and collects how long each block asks to be cached."""
 
     def __init__(self, request: CountTokensRequest) -> None:
         self.ttls_s: list[float] = []
@@ -356,7 +356,7 @@ class _Translation:
             self._add_question(chat, message.content, path)
 
     def _add_question(self, chat: ChatMessages, content: list[Any], path: str) -> None:
-        """Results of tools are messages of their own; the text between them is the user's."""
+        """Add a user turn. Tool results become separate messages; the text between them becomes user messages."""
         texts: list[str] = []
         for index, block in enumerate(self._blocks(content, path, OF_USER)):
             if isinstance(block, TextBlock):
@@ -412,7 +412,7 @@ def _tool_choice(choice: MessageToolChoice) -> str | dict[str, Any]:
 
 
 def _template_options(thinking: Thinking | None) -> dict[str, Any] | None:
-    """The name that templates of models with a switch know; `adaptive` leaves it to the model."""
+    """Return the template variable that switches thinking on or off. `adaptive` leaves the choice to the model."""
     if thinking is None or thinking.type == "adaptive":
         return None
     return {"enable_thinking": thinking.type == "enabled"}

@@ -1,4 +1,4 @@
-"""The API's own description: an OpenAPI document made from the records, and a page of it that loads nothing else."""
+"""Describes the API: as an OpenAPI document made from the records, and as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ from headway.server.api.responses_api import InputTokensRequest, ResponsesReques
 
 @dataclass(frozen=True)
 class Operation:
-    """One endpoint as it is described."""
+    """The description of one endpoint."""
 
     method: str
     path: str
     summary: str
     answer: type[msgspec.Struct] | None
-    """None: plain text."""
+    """The record of the answer; None for plain text."""
     request: type[msgspec.Struct] | None = None
     statuses: tuple[int, ...] = ()
-    """Besides 200, 401, 403 and 500: what else may be answered."""
+    """Possible statuses of the answer, in addition to 200, 401, 403 and 500."""
     streams: bool = False
     error: type[msgspec.Struct] = ErrorResponse
 
@@ -133,7 +133,7 @@ OPERATIONS = (
 
 
 def document() -> dict[str, Any]:
-    """The OpenAPI 3.1 document."""
+    """Return the OpenAPI 3.1 document."""
     records = {record for operation in OPERATIONS for record in (operation.answer, operation.request) if record}
     errors = {operation.error for operation in OPERATIONS}
     ordered = sorted(records | errors, key=lambda record: record.__name__)
@@ -159,7 +159,7 @@ def document() -> dict[str, Any]:
 
 
 def _bodies() -> set[type[ApiRecord]]:
-    """The records of all bodies, and those inside."""
+    """Return the records of all request bodies, including nested ones."""
     found: set[type[ApiRecord]] = set()
     kinds = [msgspec.inspect.type_info(operation.request) for operation in OPERATIONS if operation.request]
     while kinds:
@@ -176,7 +176,7 @@ def _bodies() -> set[type[ApiRecord]]:
 
 @functools.cache
 def document_json() -> bytes:
-    """The same as JSON, written once: it takes tens of milliseconds, in which nobody else is served."""
+    """Return the document as JSON. It is cached, because writing it blocks the event loop for tens of milliseconds."""
     return msgspec.json.encode(document())
 
 
@@ -236,7 +236,7 @@ td { padding: .15rem 1.5rem .15rem 0; vertical-align: top } .method { font-weigh
 
 @functools.cache
 def page() -> str:
-    """The document for people, written once."""
+    """Return the document as an HTML page. It is cached."""
     schemas = document()["components"]["schemas"]
     parts = [_operation_html(operation, schemas) for operation in OPERATIONS]
     return (

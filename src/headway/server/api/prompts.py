@@ -1,7 +1,7 @@
-"""From text and messages to token ids, in threads.
+"""Turns text and messages into token ids, in threads.
 
-Size is looked at before anything else is done with a text: what cannot be a prompt of this model is refused, whatever
-the endpoint. What else makes a good prompt is the `RequestPreparer`'s to say.
+The size of a text is checked before anything else: text that cannot be a prompt of this model is refused by every
+endpoint. All other checks of a prompt are in `RequestPreparer`.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ _TEMPLATE_OWN = frozenset(
         *("self", "tokenizer"),
     }
 )
-"""Names that `chat_template_kwargs` may not carry: they have fields of their own, or none."""
+"""Names that `chat_template_kwargs` must not contain, because the server sets them itself."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as the engine takes it."""
+    """A prompt in the form that the engine accepts."""
 
     token_ids: list[int]
     text: str | None = None
     end_token_id: int | None = None
-    """Ends the answer, besides the model's end tokens."""
+    """A token that ends the output, in addition to the model's end tokens."""
 
 
 class PromptMaker:
-    """Tokenises, templates and decodes off the event loop, with bounds on what it takes."""
+    """Applies chat templates, tokenises and decodes outside the event loop, within limits on the input size."""
 
     def __init__(self, tokenizer: Tokenizer | None, *, num_threads: int, tool_format: ToolFormat | None = None) -> None:
-        """`tool_format` writes tools and calls where the chat template does not; None: as the template suggests."""
+        """`tool_format` writes tools and calls if the chat template does not. None chooses by the template."""
         self._tokenizer = tokenizer
         self._tool_format = tool_format
         self._threads = TokenizerThreads(num_threads)
@@ -62,18 +62,18 @@ class PromptMaker:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer; 400 if it has none."""
+        """The model's tokenizer. Raises 400 if the model has none."""
         if self._tokenizer is None:
             raise bad_request("This model has no tokenizer; send the prompt as token ids to /v1/completions.")
         return self._tokenizer
 
     def preparer(self, info: EngineReady) -> RequestPreparer:
-        """What checks requests for the engine with these measures, here as there."""
+        """Return the checker for these engine properties; it applies the same checks here as in the engine."""
         return self._preparer_of(vocab_size=info.vocab_size, max_model_len=info.max_model_len)
 
     @property
     def template_source(self) -> str:
-        """The source of the chat template; "" if there is none."""
+        """The source of the chat template, or an empty string."""
         return (self._tokenizer.chat_template if self._tokenizer else None) or ""
 
     async def from_messages(
@@ -87,7 +87,7 @@ class PromptMaker:
         template_options: Mapping[str, Any] | None = None,
         most_tokens: int | None = None,
     ) -> Prompt:
-        """A conversation in the words of the model's chat template; with `most_tokens`, the last ones of it."""
+        """Apply the chat template to a conversation and tokenise it. `most_tokens` keeps only the last tokens."""
         own = sorted(_TEMPLATE_OWN & set(template_options or ()))
         if own:
             raise bad_request(f"'chat_template_kwargs' must not have '{own[0]}'.", param="chat_template_kwargs")
@@ -106,13 +106,13 @@ class PromptMaker:
         num_chars = sum(message.num_chars for message in messages)
         if tools:
             num_chars += len(msgspec.json.encode(tools))
-        if options:  # what a template makes of them is not known here, but it need not be given more than a prompt
+        if options:  # how a template expands them is unknown, so they count towards the limit of a prompt
             num_chars += SHORT_CHARS + len(msgspec.json.encode(options))
         self._check_chars(num_chars, info, param="messages")
         return await self._threads.run(encode, num_chars=num_chars + LIMITS.item_chars * len(messages))
 
     async def run(self, work: Callable[[], _T], *, num_chars: int) -> _T:
-        """What else must be done with a request's text, as long as it takes to tokenise so many characters."""
+        """Run `work` in a tokenizer thread. It should take about as long as tokenising `num_chars` characters."""
         return await self._threads.run(work, num_chars=num_chars)
 
     async def from_texts(
@@ -123,7 +123,7 @@ class PromptMaker:
         add_special_tokens: bool = True,
         most_tokens: int | None = None,
     ) -> list[Prompt]:
-        """Plain texts, all of them in one go; with `most_tokens`, the last ones of each."""
+        """Tokenise plain texts together. `most_tokens` keeps only the last tokens of each."""
         for text in texts:
             self._check_chars(len(text), info, param="prompt")
         encode = partial(
@@ -135,7 +135,7 @@ class PromptMaker:
     async def between(
         self, texts: Sequence[str], suffix: str, info: EngineReady, *, add_special_tokens: bool = True
     ) -> list[Prompt]:
-        """Prompts for what stands between each of these texts and `suffix`."""
+        """Return prompts that ask for the text between each of `texts` and `suffix`."""
         for text in texts:
             self._check_chars(len(text) + len(suffix), info, param="prompt")
 
@@ -146,7 +146,7 @@ class PromptMaker:
         return await self._threads.run(encode, num_chars=num_chars)
 
     async def spell(self, params: SamplingParams, info: EngineReady) -> SamplingParams:
-        """The same parameters with the token sequences of their bad words."""
+        """Return the parameters with the token sequences of their bad words."""
         words = params.bad_words or ()
         spell = partial(self.preparer(info).spell, params)
         return await self._threads.run(spell, num_chars=sum(map(len, words)) + LIMITS.item_chars * (len(words) - 1))
@@ -154,7 +154,7 @@ class PromptMaker:
     async def from_ids(
         self, given: Sequence[list[int]], info: EngineReady, *, most_tokens: int | None = None
     ) -> list[Prompt]:
-        """Token ids as they are, or the last ones of them, once they are known to be tokens."""
+        """Return prompts from token ids after checking that they are valid. `most_tokens` keeps only the last ones."""
         prompts = given if most_tokens is None else [token_ids[-most_tokens:] for token_ids in given]
         preparer = self.preparer(info)
 
@@ -166,7 +166,7 @@ class PromptMaker:
         return await self._threads.run(check, num_chars=sum(map(len, prompts)) // IDS_PER_CHAR)
 
     async def decode(self, token_ids: list[int], info: EngineReady) -> str:
-        """The text of token ids that a client sent, special tokens included."""
+        """Check token ids that a client sent and return their text, including special tokens."""
         self.check_number(token_ids, info)
         preparer = self.preparer(info)
 
@@ -177,51 +177,51 @@ class PromptMaker:
         return await self._threads.run(decode, num_chars=len(token_ids))
 
     def check_number(self, token_ids: list[int], info: EngineReady) -> None:
-        """400 for more token ids than are decoded at once."""
+        """Raise 400 for more token ids than one request may decode."""
         most = info.max_model_len * LIMITS.max_chars_per_token
         if len(token_ids) > most:
             raise bad_request(f"'tokens' may have at most {most} ids; there are {len(token_ids)}.", param="tokens")
 
     async def text_of(self, token_ids: list[int]) -> str:
-        """The text of token ids that are known to be good."""
+        """Return the text of token ids that have been checked."""
         decode = partial(self.tokenizer.decode, token_ids, skip_special_tokens=False)
         return await self._threads.run(decode, num_chars=len(token_ids))
 
     async def tokenize(self, text: str, info: EngineReady, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text; they may be more than fit the context."""
+        """Return the token ids of a text; there may be more than fit into the context."""
         self.check_text(text, info)
         encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
         return await self._threads.run(encode, num_chars=len(text))
 
     async def pieces(self, token_ids: list[int]) -> list[str]:
-        """Tokens as the vocabulary writes them."""
+        """Return the tokens as the vocabulary spells them."""
         piece = self.tokenizer.backend.id_to_token
         return await self._threads.run(lambda: [piece(one) or "" for one in token_ids], num_chars=len(token_ids))
 
     def check_text(self, text: str, info: EngineReady) -> None:
-        """400 for a text that cannot be a prompt of this model."""
+        """Raise 400 for a text that is too long to be a prompt of this model."""
         self._check_chars(len(text), info, param="prompt")
 
     async def warm_up(self) -> None:
-        """Compile the chat template and start a thread, so that the first request need not wait for that."""
+        """Compile the chat template and start a thread, so that the first request does not wait for it."""
         if self._tokenizer is not None and self._tokenizer.chat_template is not None:
-            with contextlib.suppress(HeadwayError):  # a template that refuses this, or cannot be used: said when asked
+            with contextlib.suppress(HeadwayError):  # a template that fails here fails again with the first request
                 await self._threads.run(
                     partial(self._template, [ChatMessage(role="user", content="Hi")]), num_chars=LONG_CHARS
                 )
 
     def token_text(self, token_id: int) -> str:
-        """One token's text, for log-probabilities; "" without a tokenizer."""
+        """Return one token's text, for log-probabilities, or an empty string without a tokenizer."""
         return "" if self._tokenizer is None else self._tokenizer.token_text(token_id)
 
     def token_bytes(self, token_id: int) -> list[int] | None:
-        """One token's bytes, where tokens have bytes of their own."""
+        """Return one token's bytes, or None if the tokenizer does not define bytes for its tokens."""
         if self._tokenizer is None or not self._tokenizer.has_token_bytes:
             return None
         return list(self._tokenizer.token_bytes(token_id))
 
     def close(self) -> None:
-        """Take no more work."""
+        """Accept no more work."""
         self._threads.close()
 
     def _template(
@@ -244,7 +244,7 @@ class PromptMaker:
         )
 
     def _encode_messages(self, template: Callable[[], str], info: EngineReady, most_tokens: int | None) -> Prompt:
-        """From template to tokens in one go: each change of threads costs time to first token."""
+        """Apply the template and tokenise in one thread: each change of threads adds to the time to first token."""
         return self._encode(template(), info=info, param="messages", add_special_tokens=False, most_tokens=most_tokens)
 
     def _encode(

@@ -1,8 +1,8 @@
-"""Fields of HTTP bodies that are those of a request's own records, `SamplingParams` and `RequestOptions`.
+"""Derives fields of HTTP bodies from the records `SamplingParams` and `RequestOptions`.
 
-A field of either record is a field of the API under the same name, with the same type, and may be null or left out; so
-a new one needs no line here. The tables below have the exceptions. Values are checked by the records themselves, and
-limits that only the server has are in `jobs` and `scheduling`.
+Each field of these records is a field of the API with the same name and type, and may be null or left out. A new field
+therefore needs no line here, unless it is one of the exceptions in the tables below. The records check their own
+values; limits that only the server has are in `request_bounds` and `service_classes`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from headway.structured.tool_schemas import MAX_NESTING, is_too_deep
 
 
 class HttpOption(NamedTuple):
-    """How the API tells an option of `RequestOptions`."""
+    """How the API spells an option of `RequestOptions`."""
 
     name: str
-    """The option's own."""
+    """The option's name in `RequestOptions`."""
     http_name: str
     per_unit: float = 1.0
-    """How many units of the API make one of the option's."""
+    """How many units of the API make one unit of the option."""
 
 
 # ---- exceptions -----------------------------------------------------------------------------------------------------
 
 NOT_SAMPLING_FIELDS = frozenset({"detokenize", "logprobs", "structured_outputs"})
-"""Answers are text. OpenAI's two endpoints differ in what `logprobs` is: it is a field of theirs. What an answer must
-match has several fields, and is a record of its own: `response_format.StructuredOutputs`."""
+"""Answers are always text. `logprobs` has different types in OpenAI's two endpoints, so each declares it. An output
+constraint has several fields, in the record `response_format.StructuredOutputs`."""
 SAMPLING_TYPES: Mapping[str, Any] = {"early_stopping": bool | Literal["never"]}
 NOT_OF_ONE_ANSWER = frozenset(
     {
@@ -43,10 +43,10 @@ NOT_OF_ONE_ANSWER = frozenset(
         *("max_tokens", "prompt_logprobs"),
     }
 )
-"""Sampling fields that `/v1/responses` has not: it gives one answer, calls its length otherwise, and tells nothing of
-the prompt."""
+"""Sampling fields that `/v1/responses` does not have: it returns one answer, has another name for its length, and
+returns no log-probabilities of the prompt."""
 NOT_OPTION_FIELDS = frozenset({"predicted_tokens", "blocks_at"})
-"""The server predicts lengths itself, and its router knows where blocks are."""
+"""Options that the server sets itself: it predicts lengths, and its router knows where blocks are."""
 OPTION_NAMES: Mapping[str, HttpOption] = {
     "tenant": HttpOption("tenant", "user"),
     "ttft_target_s": HttpOption("ttft_target_s", "ttft_target_ms", 1e3),
@@ -54,11 +54,11 @@ OPTION_NAMES: Mapping[str, HttpOption] = {
 }
 
 
-# ---- what follows from them -----------------------------------------------------------------------------------------
+# ---- the fields -----------------------------------------------------------------------------------------------------
 
 
 def _json_type(kind: Any) -> Any:
-    """The type of a record's field as JSON has it: lists are lists, and keys are strings."""
+    """Return the JSON type of a record's field: sequences become lists, and the keys of mappings become strings."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         return typing.Union[tuple(map(_json_type, arguments))]  # noqa: UP007
@@ -74,7 +74,7 @@ SAMPLING_NAMES = tuple(
 )
 """Names of `SamplingParams` that are fields of every generation request."""
 ONE_ANSWER_NAMES = tuple(name for name in SAMPLING_NAMES if name not in NOT_OF_ONE_ANSWER)
-"""Those that are fields of `/v1/responses` too."""
+"""The sampling fields that `/v1/responses` has too."""
 HTTP_OPTIONS = tuple(
     OPTION_NAMES.get(field.name, HttpOption(field.name, field.name))
     for field in dataclasses.fields(RequestOptions)
@@ -84,31 +84,31 @@ HTTP_OPTIONS = tuple(
 
 
 def struct_fields() -> list[tuple[str, Any, None]]:
-    """All of them, for `msgspec.defstruct`: name, type, and null as the default."""
+    """Return all fields for `msgspec.defstruct`: name, type, and null as the default."""
     return sampling_struct_fields() + option_struct_fields()
 
 
 def sampling_struct_fields(names: Sequence[str] = SAMPLING_NAMES) -> list[tuple[str, Any, None]]:
-    """Those of `SamplingParams`."""
+    """Return the fields of `SamplingParams`, as `struct_fields` does."""
     sampling = typing.get_type_hints(SamplingParams)
     kinds = {name: SAMPLING_TYPES.get(name, sampling[name]) for name in names}
     return [(name, _json_type(kind) | None, None) for name, kind in kinds.items()]
 
 
 def option_struct_fields() -> list[tuple[str, Any, None]]:
-    """Those of `RequestOptions` only."""
+    """Return the fields of `RequestOptions`, as `struct_fields` does."""
     kinds = typing.get_type_hints(RequestOptions)
     return [(option.http_name, _json_type(kinds[option.name]) | None, None) for option in HTTP_OPTIONS]
 
 
 def sampling_values(body: object, names: Sequence[str] = SAMPLING_NAMES) -> dict[str, Any]:
-    """What a body says of sampling, by the names of `SamplingParams`; without what is null."""
+    """Return the sampling fields that a body sets, without those that are null."""
     values = {name: getattr(body, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def option_values(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given under the API's names, by the names and in the units of `RequestOptions`; without what is null."""
+    """Translate options from the API's names and units to those of `RequestOptions`, leaving out null values."""
     values = {}
     for option in HTTP_OPTIONS:
         value = given.get(option.http_name)
@@ -118,7 +118,7 @@ def option_values(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def option_fields(options: RequestOptions) -> dict[str, Any]:
-    """The other way round, for clients of this server: what is not as by default, under the API's names."""
+    """Return the options that differ from the defaults, under the API's names. Clients of this server use this."""
     fields = {}
     for option in HTTP_OPTIONS:
         value = getattr(options, option.name)
@@ -131,14 +131,14 @@ def option_fields(options: RequestOptions) -> dict[str, Any]:
 
 
 class ApiRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """A record that clients write. JSON has no cycles, so the garbage collector need not look at it."""
+    """Base class of records that clients send. JSON has no cycles, so the garbage collector can skip them."""
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {}
-    """Fields that are not supported → the values that ask for nothing."""
+    """Fields that are not supported → the neutral values that are accepted."""
     UNUSED: ClassVar[frozenset[str]] = frozenset()
-    """Fields that cannot change an answer of this server: they are accepted, and nothing is done with them."""
+    """Fields that are accepted and ignored, because they cannot change an answer of this server."""
     REPLACED: ClassVar[dict[str, str]] = {}
-    """Fields of older APIs, which may say nothing → the field that says the same."""
+    """Fields of older APIs, which must be null → the field that replaces them."""
 
     def check_supported(self, path: str = "") -> None:
         """Refuse a field that asks for something this server does not do."""
@@ -156,6 +156,6 @@ def _unsupported(field: str, hint: str = "") -> Exception:
 
 
 def check_nesting(value: dict[str, Any], path: str) -> None:
-    """Refuse JSON that is too deep."""
+    """Raise 400 for JSON that is nested too deeply."""
     if is_too_deep(value):
         raise bad_request(f"'{path}' is nested more than {MAX_NESTING} levels deep.", param=path)

@@ -1,6 +1,6 @@
-"""What this server bounds in a request, beside what no request may be (see `RequestPreparer`).
+"""Limits that this server sets on requests, in addition to the validity rules of `RequestPreparer`.
 
-Bounds keep the work of one request, in the server's loop and the engine's, from holding up those of others.
+They keep the work for one request, in the server's event loop and in the engine, from delaying other requests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headway.wire.messages import EngineReady
 
 
 def check_prompt_logprobs(params: SamplingParams, *, num_tokens: int) -> None:
-    """Refuse more log-probabilities than an answer may have, for prompts of so many tokens together."""
+    """Raise 400 if prompts with `num_tokens` tokens in total would return too many log-probabilities."""
     if params.prompt_logprobs is None:
         return
     number = (1 + params.prompt_logprobs) * num_tokens
@@ -31,7 +31,7 @@ def check_prompt_logprobs(params: SamplingParams, *, num_tokens: int) -> None:
 
 
 def check_request(request: GenerationRequest, services: Services) -> None:
-    """What can be said without looking at the prompt; first whatever bounds the work of the checks that follow."""
+    """Run the checks that do not need the prompt. Those that bound the work of later checks come first."""
     services.check_model(request.model)
     stop = [request.stop] if isinstance(request.stop, str) else request.stop
     _check_texts("stop", stop, most=LIMITS.max_stop_strings)
@@ -74,7 +74,7 @@ def _check_cache(request: GenerationRequest, info: EngineReady) -> None:
 
 
 def chat_logprobs(request: ChatCompletionRequest) -> int | None:
-    """How many alternatives per token a chat request asks for; None: no log-probabilities."""
+    """Return how many alternatives per token a chat request asks for, or None if it asks for no log-probabilities."""
     check_top("top_logprobs", request.top_logprobs)
     if request.logprobs or (request.logprob_token_ids and request.logprobs is None):
         return request.top_logprobs or 0
@@ -86,7 +86,7 @@ def chat_logprobs(request: ChatCompletionRequest) -> int | None:
 
 
 def check_top(name: str, value: int | None) -> None:
-    """Refuse more alternatives per token than are told."""
+    """Raise 400 if a request asks for more alternatives per token than the server returns."""
     if value is not None and not 0 <= value <= LIMITS.max_top_logprobs:
         raise bad_request(f"'{name}' must be from 0 to {LIMITS.max_top_logprobs}.", param=name)
 
@@ -94,8 +94,8 @@ def check_top(name: str, value: int | None) -> None:
 def check_params(
     values: dict[str, Any], services: Services, scheduling: Scheduling, *, num_prompts: int, stream: bool
 ) -> SamplingParams:
-    """The parameters, or what the engine would raise, while it can still be answered with a status of its own; and what
-    would never fit into the queue, before it is tokenised."""
+    """Return the sampling parameters, after the engine's own checks: here a failure still gets its own HTTP status.
+    Also refuse a request that could never fit into the queue, before its prompts are tokenised."""
     checked = SamplingParams(**values)
     services.prompts.preparer(services.info).check_params(checked)
     if stream:
@@ -125,5 +125,5 @@ def _check_search(params: SamplingParams, info: EngineReady) -> None:
 
 
 def _width_name(params: SamplingParams) -> str:
-    """The field that says how many sequences are made."""
+    """Return the name of the field that sets the number of sequences."""
     return "n" if params.best_of is None else "best_of"

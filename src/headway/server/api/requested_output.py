@@ -1,4 +1,4 @@
-"""What a request asks its output to be: from its fields and the formats that the model knows, to an `OutputSpec`."""
+"""Turns a request's fields and the model's formats into an `OutputSpec`, the form that the output must have."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from headway.structured.tool_schemas import Tool, log_loosened
 from headway.tokenizer import Tokenizer
 
 PLAIN = OutputSpec()
-"""Free text, of which nothing is set apart."""
+"""Free text, with no reasoning or calls to separate."""
 
 
 @dataclass(frozen=True)
 class ModelFormats:
-    """How the model writes calls and thoughts."""
+    """How the model writes tool calls and reasoning."""
 
     tokenizer: Tokenizer | None
     tool_format: ToolFormat
@@ -34,7 +34,7 @@ class ModelFormats:
 
     @classmethod
     def of_model(cls, tokenizer: Tokenizer | None, *, tool_format: str, reasoning_format: str) -> ModelFormats:
-        """By the names that the operator gave; "auto" looks at the chat template."""
+        """Choose the formats by the operator's names. "auto" detects them from the chat template."""
         with_tools = None if tokenizer is None else tokenizer.chat_template_for(has_tools=True)
         plain = None if tokenizer is None else tokenizer.chat_template
         return cls(
@@ -47,7 +47,7 @@ class ModelFormats:
 
     @functools.cached_property
     def marker_token_ids(self) -> dict[str, int]:
-        """The markers of the formats that are special tokens of the model."""
+        """Token ids of those markers of the formats that are special tokens of the model."""
         if self.tokenizer is None:
             return {}
         markers = (*self.tool_format.markers, *(() if self.reasoning is None else self.reasoning.markers))
@@ -55,22 +55,22 @@ class ModelFormats:
         return {marker: token_id for marker, token_id in ids.items() if token_id is not None}
 
     def shows_special_tokens(self, spec: OutputSpec) -> bool:
-        """Whether the output's parser needs special tokens in the text."""
+        """Whether the output's parser needs to see special tokens in the text."""
         return not self.marker_token_ids.keys().isdisjoint(spec.markers)
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """What the text of an output must match."""
+    """A constraint that the output's text must match."""
 
     values: dict[str, Any]
-    """Fields of `StructuredOutputsParams`; the first says which kind it is."""
+    """Fields of `StructuredOutputsParams`. The first one is the kind of constraint."""
     path: str
-    """The field of the request that says so."""
+    """The request field that sets the constraint."""
 
     @classmethod
     def of_request(cls, request: GenerationRequest) -> Constraint | None:
-        """From `response_format` or `structured_outputs`, of which there is one at most."""
+        """Read the constraint from `structured_outputs` or `response_format`; a request has at most one of them."""
         structured, wanted = request.structured_outputs, request.response_format
         if structured is not None:
             (kind,) = structured.given
@@ -83,14 +83,14 @@ class Constraint:
 
 
 def tools_of(request: ChatCompletionRequest) -> tuple[Tool, ...]:
-    """The tools that the model is told of: none if it must not call any."""
+    """Return the tools that the prompt describes; none if the model must not call any."""
     if request.tool_choice == "none":
         return ()
     return tuple(definition.as_tool() for definition in request.tools or ())
 
 
 def output_spec(request: ChatCompletionRequest, formats: ModelFormats, *, prompt_text: str) -> OutputSpec:
-    """What may follow a prompt, with the tools as the client wrote them."""
+    """Return the form of the output after this prompt, with the tools as the client wrote them."""
     tools = tools_of(request)
     reasoning = formats.reasoning
     if not tools and reasoning is None:
@@ -101,7 +101,7 @@ def output_spec(request: ChatCompletionRequest, formats: ModelFormats, *, prompt
         tool_format=formats.tool_format if tools else None,
         tool_choice=choice if tools else "none",
         allowed=allowed,
-        # A named tool is called once, as OpenAI has it.
+        # A named tool is called exactly once, as in OpenAI's API.
         parallel=request.parallel_tool_calls is not False and not isinstance(request.tool_choice, NamedToolChoice),
         reasoning=reasoning,
         starts_in_reasoning=reasoning is not None
@@ -110,7 +110,7 @@ def output_spec(request: ChatCompletionRequest, formats: ModelFormats, *, prompt
 
 
 def shape_job(spec: OutputSpec, constraint: StructuredOutputsParams | None, formats: ModelFormats) -> ShapeJob:
-    """What has to be worked on before the engine can keep to the output's form."""
+    """Return the job for a helper process that prepares tools, schemas and grammar of the output."""
     values = {} if constraint is None else dataclasses.asdict(constraint)
     return ShapeJob(
         tools=spec.tools,
@@ -126,7 +126,7 @@ def shape_job(spec: OutputSpec, constraint: StructuredOutputsParams | None, form
 
 
 def with_shape(spec: OutputSpec, shape: Shape) -> OutputSpec:
-    """The output as the grammar has it."""
+    """Return `spec` with the tool parameters and the content as the grammar enforces them."""
     for tool, left_out in zip(spec.tools, shape.left_out, strict=True):
         log_loosened(tool.name, left_out)
     tools = tuple(
@@ -137,7 +137,7 @@ def with_shape(spec: OutputSpec, shape: Shape) -> OutputSpec:
 
 
 def _choice(request: ChatCompletionRequest) -> tuple[str, tuple[str, ...] | None]:
-    """Whether a call must come, and which ones may."""
+    """Return the tool choice's mode and the names of the allowed tools; None allows all."""
     choice = request.tool_choice
     if isinstance(choice, NamedToolChoice):
         return "required", (choice.function.name,)
@@ -148,15 +148,15 @@ def _choice(request: ChatCompletionRequest) -> tuple[str, tuple[str, ...] | None
 
 
 def check_no_search(request: GenerationRequest, constraint: Constraint | None, *, has_tools: bool = False) -> None:
-    """Beams are not constrained."""
+    """Refuse a constraint or tools together with beam search."""
     field = "tools" if has_tools else None if constraint is None else constraint.path.partition(".")[0]
     if request.use_beam_search and field is not None:
         raise bad_request(f"'{field}' does not go with 'use_beam_search'.", param=field)
 
 
 def template_options(request: ChatCompletionRequest, known: str) -> Mapping[str, Any]:
-    """What the chat template, whose source is `known`, is told besides the messages: `chat_template_kwargs`, and the
-    effort where it has a variable for it."""
+    """Return the variables for a chat template with the source `known`: `chat_template_kwargs`, and the reasoning
+    effort if the template has a variable for it."""
     options: dict[str, Any] = {}
     effort = request.reasoning_effort
     if effort is not None:

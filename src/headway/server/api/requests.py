@@ -1,7 +1,7 @@
-"""The requests of the OpenAI API that this server takes, with vLLM's extra fields.
+"""The requests of the OpenAI API that this server accepts, with vLLM's extra fields.
 
-They are strict: types must fit and unknown fields are refused. A field of OpenAI's that is not supported is known
-here all the same, because clients send it with its neutral value (`"audio": null`); any other value is refused by name.
+The records are strict: types must match, and unknown fields are refused. OpenAI fields that are not supported are
+declared all the same, because clients send them with neutral values (`"audio": null`); any other value is refused.
 Fields of `SamplingParams` and `RequestOptions` are not repeated here, nor are their ranges: see `record_fields`.
 """
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     class _RecordFields(ApiRecord, kw_only=True):
         def __getattr__(self, name: str) -> Any: ...
 
-else:  # what a body says of a request's `SamplingParams` and `RequestOptions`
+else:  # the fields of `SamplingParams` and `RequestOptions` that a body may set
     _RecordFields = msgspec.defstruct("_RecordFields", struct_fields(), bases=(ApiRecord,), kw_only=True)
 
 
 class GenerationRequest(_RecordFields, kw_only=True):
-    """What chat and plain completions share."""
+    """Fields and checks that chat and plain completions share."""
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
         "logits_processors": (None, []),
@@ -78,7 +78,7 @@ class GenerationRequest(_RecordFields, kw_only=True):
     guided_json_object: Any = None
     guided_whitespace_pattern: Any = None
     guided_decoding_backend: str | None = None
-    """All backends accept the same answers; here there is one."""
+    """Accepted and ignored: this server has one backend for guided decoding."""
     logits_processors: Any = None
     kv_transfer_params: Any = None
     mm_processor_kwargs: Any = None
@@ -87,7 +87,7 @@ class GenerationRequest(_RecordFields, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: int | None = None
-    """Keep so many of the prompt's last tokens; -1: as many as fit."""
+    """Keep only this many of the prompt's last tokens; -1 keeps as many as fit."""
     metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -121,12 +121,12 @@ class GenerationRequest(_RecordFields, kw_only=True):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with a count of tokens."""
+        """Whether a stream ends with the token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether every event of a stream counts the tokens so far."""
+        """Whether every event of a stream has the token counts so far."""
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
 
@@ -180,7 +180,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     include_reasoning: Any = None
 
     def check_supported(self, path: str = "") -> None:
-        """The messages and the tools too."""
+        """Refuse what is not supported, in the messages and tools too."""
         super().check_supported(path)
         check_tools(self.tools or (), f"{path}tools")
         check_tool_choice(self.tool_choice, self.tools or ())
@@ -200,11 +200,11 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     logprobs: int | None = None
     add_special_tokens: bool | None = None
     suffix: str | None = None
-    """What follows the text that is wanted."""
+    """The text after the gap that the completion is to fill."""
     prompt_embeds: Any = None
 
     def check_supported(self, path: str = "") -> None:
-        """Of the fields of this endpoint, some do not go together."""
+        """Refuse what is not supported, and fields that cannot be combined."""
         super().check_supported(path)
         for name in ("echo", "truncate_prompt_tokens") if self.suffix else ():
             if getattr(self, name):
@@ -218,11 +218,11 @@ class EmbeddingRequest(ApiRecord, kw_only=True):
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
-    """Keep so many numbers of each vector."""
+    """Keep only this many numbers of each vector."""
     pooling: Pooling | None = None
-    """The mean of a prompt's hidden states, or the last of them."""
+    """Whether a vector is the mean of the prompt's hidden states or the last of them."""
     normalize: bool | None = None
-    """Unless false, vectors have length 1."""
+    """Whether vectors are scaled to length 1, which is the default."""
     user: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
@@ -231,7 +231,7 @@ class EmbeddingRequest(ApiRecord, kw_only=True):
     truncate_prompt_tokens: int | None = None
 
     def as_completion(self) -> CompletionRequest:
-        """What is asked of the engine: to read prompts."""
+        """Return the completion request that makes the engine read these prompts."""
         fields: dict[str, Any] = {name: getattr(self, name) for name in _OF_COMPLETIONS} | {"max_tokens": 1}
         return CompletionRequest(prompt=self.input, **fields)
 
@@ -254,10 +254,10 @@ class TokenizeRequest(ApiRecord, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ToolDefinition] | None = None
     return_token_strs: bool | None = None
-    """Whether each token is told as the vocabulary writes it too."""
+    """Whether each token is also returned as the vocabulary spells it."""
 
     def check_supported(self, path: str = "") -> None:
-        """One of the two, not both, and nothing that goes with the other."""
+        """Require exactly one of `prompt` and `messages`, and refuse fields that belong to the other one."""
         if (self.prompt is None) == (self.messages is None):
             raise bad_request("Give either 'prompt' or 'messages'.", param="prompt")
         if self.messages is not None and self.add_special_tokens:

@@ -1,4 +1,4 @@
-"""Answers of /v1/responses: one response when all is there, or OpenAI's events, numbered."""
+"""Writes answers of /v1/responses, as one response at the end or as OpenAI's numbered events."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class OutputCall(msgspec.Struct, tag_field="type", tag="function_call"):
     arguments: str
     status: ItemStatus
     namespace: str | msgspec.UnsetType = msgspec.UNSET
-    """Where the client has put the function."""
+    """The namespace that the client declared the function in."""
 
 
 class OutputCustomCall(msgspec.Struct, tag_field="type", tag="custom_tool_call"):
@@ -170,7 +170,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
 
 
 class _ResponseWriter:
-    """What both share: the frame, and blocks as items."""
+    """What whole and streamed answers share: the response object, and the translation of blocks into items."""
 
     def __init__(self, generation: Generation, request: ResponsesRequest, model: str, prompts: PromptMaker) -> None:
         self._generation = generation
@@ -188,7 +188,7 @@ class _ResponseWriter:
     def _response(
         self, status: Literal["in_progress", "failed"] | None = None, *, error: ResponseFailure | None = None
     ) -> ResponseObject:
-        """As it stands; without a status, it has ended."""
+        """Return the response as it is now. Without `status`, it has ended."""
         request, params = self._request, self._generation.job.params
         is_over, is_cut_off = status is None, status is None and self._is_cut_off
         reasoning = request.reasoning
@@ -236,7 +236,7 @@ class _ResponseWriter:
         return [self._item_at_end(block, has_ended=has_ended) for block in self._blocks.blocks]
 
     def _item_at_end(self, block: Block, *, has_ended: bool = True) -> OutputItem:
-        """Only the last item of an answer that was cut off, or that failed, is incomplete."""
+        """Return a closed block as an item. Only the last item of a truncated or failed answer is incomplete."""
         is_cut = (self._is_cut_off or not has_ended) and block is self._blocks.blocks[-1]
         return self._item(block, "incomplete" if is_cut else "completed")
 
@@ -251,7 +251,7 @@ class _ResponseWriter:
         return OutputReasoning(item_id, [], [] if is_empty else [ReasoningText(block.text)], status)
 
     def _call(self, block: Block, status: ItemStatus) -> OutputCall | OutputCustomCall:
-        """Under the names that the client gave."""
+        """Return a call under the name that the client gave to the tool."""
         item_id, call_id = self._item_id(block), f"call_{self._suffix}{block.index:02d}"
         sent = self._renamed.get(block.name)
         if sent is None:
@@ -278,10 +278,10 @@ class _ResponseWriter:
 
 
 class WholeResponse(_ResponseWriter):
-    """The answer as one response."""
+    """Collects the answer into one response."""
 
     async def collect(self) -> ResponseObject:
-        """Wait for its end."""
+        """Wait for the output to end, and return the response."""
         async with self._generation:
             async for deltas in self._generation:
                 for delta in deltas:
@@ -291,29 +291,29 @@ class WholeResponse(_ResponseWriter):
 
 
 class ResponseEvents(_ResponseWriter):
-    """The answer as events, each with its name and number."""
+    """Writes the answer as events, each with its name and number."""
 
     def __init__(self, generation: Generation, request: ResponsesRequest, model: str, prompts: PromptMaker) -> None:
         super().__init__(generation, request, model, prompts)
         self._num_events = 0
 
     def begin(self) -> bytes:
-        """The response without its output."""
+        """Return the first events, with a response that has no output yet."""
         response = self._response("in_progress")
         return self._event("created", {"response": response}) + self._event("in_progress", {"response": response})
 
     def write(self, deltas: list[Delta]) -> bytes:
-        """All events of what has arrived."""
+        """Return all events for these deltas."""
         return b"".join(self._told(change) for delta in deltas for change in self._blocks.take(delta))
 
     def end(self) -> bytes:
-        """The last events."""
+        """Return the last events."""
         rest = b"".join(map(self._told, self._blocks.finish()))
         response = self._response()
         return rest + self._event(response.status, {"response": response})
 
     def fail(self, failure: ApiError) -> bytes:
-        """The last events of a stream that failed."""
+        """Return the last events of a stream that failed."""
         fields = {"code": failure.code, "message": str(failure), "param": failure.param}
         error = ResponseFailure("rate_limit_exceeded" if failure.status == 429 else "server_error", str(failure))
         response = self._response("failed", error=error)
@@ -331,7 +331,7 @@ class ResponseEvents(_ResponseWriter):
                 return self._closed(block, place)
 
     def _opened(self, block: Block, place: dict[str, Any]) -> bytes:
-        item = self._item(Block(block.kind, block.index, block.name), "in_progress")  # it may have grown meanwhile
+        item = self._item(Block(block.kind, block.index, block.name), "in_progress")  # `block` may have text by now
         data = self._event("output_item.added", {"output_index": block.index, "item": item})
         if block.kind == "text":
             return data + self._event("content_part.added", place | {"content_index": 0, "part": OutputText("", [])})
@@ -347,7 +347,7 @@ class ResponseEvents(_ResponseWriter):
             more = {"content_index": 0, "delta": text, "logprobs": self._logprobs(logprobs)}
             return self._event("output_text.delta", place | more)
         if self._is_custom(block):
-            return b""  # its text is inside of JSON, and is told when that is complete
+            return b""  # its text is inside JSON and is sent when that is complete
         if block.kind == "call":
             return self._event("function_call_arguments.delta", place | {"delta": text})
         if self._request.wants_summary:

@@ -1,4 +1,4 @@
-"""What a request says its text must match: `response_format`, and vLLM's `structured_outputs`."""
+"""Request fields that constrain the output's text: `response_format`, and vLLM's `structured_outputs`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class ResponseFormat(ApiRecord, kw_only=True):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
     schema: dict[str, Any] | None = None
-    """With `json_object`, in the form of some other servers."""
+    """The schema for `json_object`, as some other servers accept it."""
 
     def check_supported(self, path: str = "") -> None:
-        """Each schema goes with its type."""
+        """Refuse a schema that does not belong to `type`."""
         if self.json_schema is not None and self.type != "json_schema":
             raise bad_request(
                 f"'{path}json_schema' needs '{path}type' to be 'json_schema'.", param=f"{path}json_schema"
@@ -44,12 +44,12 @@ class ResponseFormat(ApiRecord, kw_only=True):
 
     @property
     def given_schema(self) -> dict[str, Any] | None:
-        """The schema, in whichever of its places."""
+        """The schema, from either of the two fields that may have it."""
         return self.schema if self.json_schema is None else self.json_schema.schema
 
     @property
     def schema_path(self) -> str:
-        """Where that is."""
+        """The path of that field."""
         return "schema" if self.json_schema is None else "json_schema.schema"
 
 
@@ -65,7 +65,7 @@ class StructuredOutputs(ApiRecord, kw_only=True):
     whitespace_pattern: str | None = None
 
     def check_supported(self, path: str = "") -> None:
-        """One kind of constraint, not two."""
+        """Require exactly one kind of constraint, with options that belong to it."""
         given = self.given
         if len(given) != 1:
             raise bad_request(
@@ -81,12 +81,12 @@ class StructuredOutputs(ApiRecord, kw_only=True):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The kinds that are given, with their values."""
+        """The kinds of constraint that are set, with their values."""
         return self._said(("json", "regex", "choice", "grammar", "json_object"))
 
     @property
     def options(self) -> dict[str, Any]:
-        """What is given besides."""
+        """The options of the constraint that are set."""
         return self._said(("disable_any_whitespace", "whitespace_pattern"))
 
     def _said(self, names: Sequence[str]) -> dict[str, Any]:

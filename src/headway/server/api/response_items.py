@@ -1,4 +1,4 @@
-"""Input items of `/v1/responses` as messages of a chat request."""
+"""Translates the input items of `/v1/responses` into messages of a chat request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headway.server.limits import LIMITS
 _Neutral = dict[str, tuple[Any, ...]]
 _Status = Literal["in_progress", "completed", "incomplete", "failed"]
 LOCAL_SHELL = "local_shell"
-"""What the function is called that stands for OpenAI's shell tool in a history."""
+"""Name of the function that represents OpenAI's shell tool in a conversation."""
 
 
 # ---- content --------------------------------------------------------------------------------------------------------
@@ -33,19 +33,19 @@ class TextPart(ApiRecord, kw_only=True):
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
     parsed: Any = None
-    """The text as OpenAI's client has read it; it comes back with the text."""
+    """The text as parsed by OpenAI's client, which sends it back with the text."""
     prompt_cache_breakpoint: Any = None
 
 
 class RefusalPart(ApiRecord, kw_only=True):
-    """A model's answer that it will not answer."""
+    """A model's refusal to answer."""
 
     type: Literal["refusal"]
     refusal: str
 
     @property
     def text(self) -> str:
-        """It is text like any other for the model."""
+        """The refusal, which the model reads as ordinary text."""
         return self.refusal
 
 
@@ -62,7 +62,7 @@ _THOUGHTS: Mapping[str, type[TextPart]] = {"reasoning_text": TextPart, "summary_
 
 
 class _Item(ApiRecord, kw_only=True):
-    """What items share."""
+    """Fields that all items share."""
 
     UNUSED: ClassVar[frozenset[str]] = frozenset({"id", "status"})
 
@@ -82,7 +82,7 @@ class MessageItem(_Item, kw_only=True):
 
 
 class _CallItem(_Item, kw_only=True):
-    """What a call and its result share."""
+    """Fields that calls and their results share."""
 
     NEUTRAL: ClassVar[_Neutral] = {"caller": (None, {"type": "direct"})}
 
@@ -100,11 +100,11 @@ class FunctionCallItem(_CallItem, kw_only=True):
     name: str
     arguments: str
     parsed_arguments: Any = None
-    """The same as OpenAI's client has read it."""
+    """The arguments as parsed by OpenAI's client."""
 
 
 class CustomToolCallItem(_CallItem, kw_only=True):
-    """A call of a custom tool, which has text in place of arguments."""
+    """A call of a custom tool, which has text instead of arguments."""
 
     type: Literal["custom_tool_call"]
     name: str
@@ -112,7 +112,7 @@ class CustomToolCallItem(_CallItem, kw_only=True):
 
 
 class CallOutputItem(_CallItem, kw_only=True):
-    """What the client's function or custom tool answered."""
+    """The result of a call of a function or custom tool."""
 
     UNUSED: ClassVar[frozenset[str]] = _Item.UNUSED | {"name", "namespace"}
 
@@ -122,7 +122,7 @@ class CallOutputItem(_CallItem, kw_only=True):
 
 
 class ShellCallItem(_Item, kw_only=True):
-    """A command that a model of OpenAI's had the client run."""
+    """A command that one of OpenAI's models made the client run."""
 
     type: Literal["local_shell_call"]
     action: dict[str, Any]
@@ -130,7 +130,7 @@ class ShellCallItem(_Item, kw_only=True):
 
 
 class ShellOutputItem(_Item, kw_only=True):
-    """What the command wrote. `id` is that of the call."""
+    """The output of the command. `id` is that of the call."""
 
     type: Literal["local_shell_call_output"]
     output: str
@@ -138,7 +138,7 @@ class ShellOutputItem(_Item, kw_only=True):
 
 
 class ReasoningItem(_Item, kw_only=True):
-    """What the model thought before it answered. Encrypted thoughts are another server's, and are left out."""
+    """The model's reasoning before its answer. Encrypted reasoning comes from other servers and is left out."""
 
     UNUSED: ClassVar[frozenset[str]] = _Item.UNUSED | {"encrypted_content"}
 
@@ -149,7 +149,7 @@ class ReasoningItem(_Item, kw_only=True):
 
 
 class WebSearchItem(_Item, kw_only=True):
-    """That another server has searched. What it found is in no item, so this one says nothing to the model."""
+    """A web search made by another server. Items do not have its results, so it is left out of the prompt."""
 
     UNUSED: ClassVar[frozenset[str]] = _Item.UNUSED | {"action"}
 
@@ -181,7 +181,7 @@ _ITEMS: Mapping[str, type[_AnyItem]] = {
 
 
 def chat_messages(instructions: str | None, items: str | Sequence[Any] | None) -> list[dict[str, Any]]:
-    """The conversation of a chat request."""
+    """Return the instructions and items as the messages of a chat request."""
     messages = ChatMessages()
     if instructions:
         messages.add_text("system", [instructions])

@@ -1,4 +1,4 @@
-"""The records with which the OpenAI API responds, with the extra fields of vLLM."""
+"""The response records of the OpenAI API, with vLLM's extra fields."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Usage(msgspec.Struct):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
-    """Of models that think."""
+    """Present for models with a reasoning format."""
 
 
 class TopLogprob(msgspec.Struct):
@@ -81,7 +81,7 @@ class ChatCompletionMessage(msgspec.Struct):
     refusal: None = None
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
     reasoning: str | msgspec.UnsetType = msgspec.UNSET
-    """The same under its newer name."""
+    """The same text under the field's newer name."""
     tool_calls: list[ChatCompletionToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -94,7 +94,7 @@ class ChatChoice(msgspec.Struct):
     finish_reason: ChatFinishReason
     stop_reason: int | str | None = None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    """With `return_token_ids`."""
+    """Present with `return_token_ids`."""
 
 
 class ChatCompletion(msgspec.Struct):
@@ -108,7 +108,7 @@ class ChatCompletion(msgspec.Struct):
     usage: Usage
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    """With `return_token_ids`."""
+    """Present with `return_token_ids`."""
 
 
 class PromptLogprob(msgspec.Struct):
@@ -139,7 +139,7 @@ class CompletionChoice(msgspec.Struct):
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    """Both with `return_token_ids`."""
+    """This field and `token_ids` are present with `return_token_ids`."""
 
 
 class Completion(msgspec.Struct):
@@ -202,7 +202,7 @@ class TokenizeResponse(msgspec.Struct):
     count: int
     max_model_len: int
     token_strs: list[str] | None = None
-    """With `return_token_strs`: as the vocabulary writes them."""
+    """The tokens as the vocabulary spells them, with `return_token_strs`."""
 
 
 class DetokenizeResponse(msgspec.Struct):
@@ -230,9 +230,9 @@ class TokenizerInfo(msgspec.Struct):
     max_model_len: int
     chat_template: str | None
     special_tokens: dict[str, str]
-    """Those with a name of their own, e.g. bos_token."""
+    """Special tokens that have a role name, such as bos_token."""
     added_tokens: dict[str, int]
-    """Special tokens and their ids, as far as a bound lets them be told."""
+    """Special tokens and their ids, up to a maximum number."""
     bos_token_id: int | None
     eos_token_ids: list[int]
 
@@ -242,14 +242,15 @@ class KVEvent(msgspec.Struct):
 
     replica: int
     epoch: int
-    """Of its process: another one begins with an empty cache."""
+    """Identifies the replica's process. A new process begins with an empty cache."""
     number: int
-    """Of its report. One more than before, unless `is_whole`; the events of one state have the same."""
+    """The report's number: one more than that of the last report, unless `is_whole`. The events that describe one
+    state share a number."""
     block_size: int
     is_whole: bool
-    """Whatever was told of this replica before holds no more."""
+    """Whether this event replaces everything reported about this replica before."""
     stored: list[str]
-    """Digests in hexadecimal."""
+    """Block digests in hexadecimal."""
     evicted: list[str]
 
 
@@ -261,5 +262,5 @@ class HealthResponse(msgspec.Struct):
 
 
 def json_response(record: msgspec.Struct, *, status: int = 200) -> Response:
-    """A record as JSON."""
+    """Return a response with the record as JSON."""
     return Response(msgspec.json.encode(record), status_code=status, media_type="application/json")

@@ -1,7 +1,7 @@
-"""Tools of `/v1/responses` as functions of a chat request, and calls of them under the names that the client gave.
+"""Translates tools of `/v1/responses` into chat functions, and names their calls as the client named the tools.
 
-A tool in a namespace is a function called `NAMESPACE__NAME`, as in vLLM. A custom tool, whose input is any text, is a
-function with the one argument `input`. Calls come back in the client's form: with the namespace, or with the text.
+A tool in a namespace becomes a function called `NAMESPACE__NAME`, as in vLLM. A custom tool, whose input is free text,
+becomes a function with the single argument `input`. Calls are returned with the namespace, or with the text.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ HOSTED_TOOLS = frozenset(
         *("computer", "computer_use_preview", "local_shell", "shell", "apply_patch"),
     }
 )
-"""Tools that OpenAI runs, or whose form its models have learnt."""
+"""Types of tools that OpenAI runs itself, or whose format only its models were trained on."""
 CUSTOM_INPUT = "input"
-"""The argument of the function that stands for a custom tool."""
+"""Name of the single argument of a custom tool's function."""
 
 
 class _Tool(ApiRecord, kw_only=True):
-    """What functions and custom tools share."""
+    """Fields that functions and custom tools share."""
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {"allowed_callers": (None, ["direct"])}
     UNUSED: ClassVar[frozenset[str]] = frozenset({"defer_loading"})
@@ -56,7 +56,7 @@ class FunctionTool(_Tool, kw_only=True):
 
 
 class CustomFormat(ApiRecord, kw_only=True):
-    """What the input of a custom tool looks like."""
+    """The format of a custom tool's input."""
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
@@ -71,7 +71,7 @@ class CustomTool(_Tool, kw_only=True):
 
 
 class NamespaceTool(ApiRecord, kw_only=True):
-    """Tools with a name in common."""
+    """A group of tools whose names share a prefix."""
 
     type: Literal["namespace"]
     name: str
@@ -81,7 +81,7 @@ class NamespaceTool(ApiRecord, kw_only=True):
 
 @dataclass(frozen=True)
 class SentTool:
-    """A tool that the client sent, and where."""
+    """A tool that the client sent, and its path in the body."""
 
     tool: FunctionTool | CustomTool
     path: str
@@ -94,11 +94,11 @@ class SentTool:
 
     @property
     def is_custom(self) -> bool:
-        """Whether its input is text."""
+        """Whether the tool is a custom tool, with text as its input."""
         return isinstance(self.tool, CustomTool)
 
     def as_chat(self) -> dict[str, Any]:
-        """Its definition in a chat request."""
+        """Return the tool's definition in a chat request."""
         tool = self.tool
         if isinstance(tool, CustomTool):
             described = given({"description": _with_grammar(tool)})
@@ -122,12 +122,12 @@ _IN_NAMESPACE: Mapping[str, type[FunctionTool | CustomTool]] = {"function": Func
 
 
 def flat_name(name: str, namespace: str | None) -> str:
-    """The name of a function that may be in a namespace."""
+    """Return the function name of a tool that may be in a namespace."""
     return f"{namespace}__{name}" if namespace else name
 
 
 def sent_tools(tools: Sequence[Any] | None, *, must_call: bool = False) -> list[SentTool]:
-    """All functions of a request. Hosted tools are left out, unless some tool must be called."""
+    """Return all tools of a request. Hosted tools are left out; if a tool must be called they raise 400."""
     found = list(_unfolded(tools or (), must_call=must_call))
     for name, number in Counter(tool.flat_name for tool in found).items():
         if number > 1:
@@ -157,13 +157,13 @@ def _unfolded(tools: Sequence[Any], *, must_call: bool) -> Iterator[SentTool]:
 
 
 def _check_number(number: int) -> None:
-    """Each of them takes some time."""
+    """Raise 400 for too many tools, because each one takes time to process."""
     if number > MAX_TOOLS:
         raise bad_request(f"'tools' has {number} tools; there may be {MAX_TOOLS}.", param="tools")
 
 
 def _with_grammar(tool: CustomTool) -> str | None:
-    """A grammar cannot be held to inside of JSON, so the model is told of it in words."""
+    """Return the tool's description with its grammar: inside JSON the grammar cannot be enforced, only described."""
     form = tool.format
     if form is None or not form.definition:
         return tool.description
@@ -172,7 +172,7 @@ def _with_grammar(tool: CustomTool) -> str | None:
 
 
 def custom_input(arguments: str) -> str:
-    """The text that a custom tool gets, from the arguments of the function that stands for it, which may be cut off."""
+    """Return a custom tool's input text from the arguments of its function. The arguments may be cut off."""
     for ending in ("", '"}', "}"):
         with contextlib.suppress(msgspec.DecodeError):
             return str(msgspec.json.decode(arguments + ending, type=dict[str, Any]).get(CUSTOM_INPUT, ""))
@@ -180,7 +180,7 @@ def custom_input(arguments: str) -> str:
 
 
 def custom_arguments(text: str) -> str:
-    """The arguments of the function that stands for a custom tool."""
+    """Return the arguments of a custom tool's function for this input text."""
     return msgspec.json.encode({CUSTOM_INPUT: text}).decode()
 
 
@@ -188,7 +188,7 @@ def custom_arguments(text: str) -> str:
 
 
 class NamedTool(ApiRecord, kw_only=True):
-    """`tool_choice`: this tool and no other."""
+    """A `tool_choice` that requires this tool."""
 
     type: Literal["function", "custom"]
     name: str
@@ -196,7 +196,7 @@ class NamedTool(ApiRecord, kw_only=True):
 
 
 class AllowedTools(ApiRecord, kw_only=True):
-    """`tool_choice`: some of the tools."""
+    """A `tool_choice` that allows only some of the tools."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -212,12 +212,12 @@ _NAMED: Mapping[str, type[NamedTool]] = {"function": NamedTool, "custom": NamedT
 
 
 def must_call(choice: str | dict[str, Any] | None) -> bool:
-    """Whether a tool must be called, whichever it is."""
+    """Whether `tool_choice` requires a call of any tool."""
     return choice == "required" or (isinstance(choice, dict) and choice.get("mode") == "required")
 
 
 def chat_tool_choice(choice: str | dict[str, Any], tools: Sequence[SentTool]) -> str | dict[str, Any]:
-    """The choice in a chat request."""
+    """Return the `tool_choice` of a chat request."""
     if isinstance(choice, str):
         return choice
     record = record_by_type(choice, "tool_choice", _CHOICES)
@@ -231,7 +231,7 @@ def chat_tool_choice(choice: str | dict[str, Any], tools: Sequence[SentTool]) ->
 
 
 def _named(choice: NamedTool, tools: Sequence[SentTool]) -> dict[str, Any]:
-    """A tool may be named without its namespace, if there is no other of its name."""
+    """Return the chat form of a named tool. The namespace may be left out if the name is unique without it."""
     name = flat_name(choice.name, choice.namespace)
     known = {tool.flat_name for tool in tools}
     if name not in known and choice.namespace is None:

@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's Responses API without its memory, as a chat request. Nothing is stored here."""
+"""Translates OpenAI's Responses API (/v1/responses) into chat requests. No response is stored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headway.server.api.response_tools import chat_tool_choice, must_call, sent_
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
-"""What `include` may name. Thoughts are answered as they are, so there is nothing to encrypt."""
+"""Values that `include` may have. Reasoning is returned as plain text, so nothing is encrypted."""
 _Neutral = dict[str, tuple[Any, ...]]
 
 
@@ -24,13 +24,13 @@ _Neutral = dict[str, tuple[Any, ...]]
 
 
 class PlainFormat(ApiRecord, kw_only=True):
-    """Any text, or any JSON object."""
+    """A format of any text or any JSON object."""
 
     type: Literal["text", "json_object"]
 
 
 class SchemaFormat(ApiRecord, kw_only=True):
-    """JSON of a schema."""
+    """A format of JSON that follows a schema."""
 
     type: Literal["json_schema"]
     name: str
@@ -106,7 +106,7 @@ if TYPE_CHECKING:
     class _SamplingFields(InputTokensRequest, kw_only=True):
         def __getattr__(self, name: str) -> Any: ...
 
-else:  # what a body says of a request's `SamplingParams`, under the same names as in a chat request
+else:  # the fields of `SamplingParams` that a body may set, under the same names as in a chat request
     _SamplingFields = msgspec.defstruct(
         "_SamplingFields", sampling_struct_fields(ONE_ANSWER_NAMES), bases=(InputTokensRequest,), kw_only=True
     )
@@ -133,7 +133,7 @@ class ResponsesRequest(_SamplingFields, kw_only=True):
 
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
-    """Of hosted tools, of which there are none."""
+    """It limits the calls of hosted tools, which this server does not have."""
     structured_outputs: dict[str, Any] | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
@@ -155,7 +155,7 @@ class ResponsesRequest(_SamplingFields, kw_only=True):
     access_programs: Any = None
 
     def check_supported(self, path: str = "") -> None:
-        """The text, the reasoning and the stream too."""
+        """Refuse what is not supported, in `store`, `stream_options` and `include` too."""
         super().check_supported(path)
         if self.store:
             raise bad_request(
@@ -175,12 +175,12 @@ class ResponsesRequest(_SamplingFields, kw_only=True):
 
     @property
     def wants_logprobs(self) -> bool:
-        """`top_logprobs` alone asks for them too, as OpenAI has it."""
+        """Whether log-probabilities are requested. `top_logprobs` alone is enough, as in OpenAI's API."""
         return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
     @property
     def wants_summary(self) -> bool:
-        """Whether thoughts are told as a summary, which is what most clients show."""
+        """Whether reasoning is also returned as a summary, which is the part that most clients show."""
         reasoning = self.reasoning
         return reasoning is not None and (reasoning.summary or reasoning.generate_summary) is not None
 
@@ -197,11 +197,11 @@ RESPONSES_NAMES = Renaming(
     (r"tool_choice\.function\b", "tool_choice"),
     (r"tool_choice\.allowed_tools\b", "tool_choice"),
 )
-"""Where the client finds what chat refuses."""
+"""Maps field names in the chat request's errors to those in the client's body."""
 
 
 def chat_fields_of_response(request: ResponsesRequest) -> dict[str, Any]:
-    """The same request to /v1/chat/completions."""
+    """Return the fields of the equivalent chat request."""
     logprobs = {"logprobs": True, "top_logprobs": request.top_logprobs or 0} if request.wants_logprobs else {}
     fields = {
         "max_completion_tokens": request.max_output_tokens,
@@ -212,7 +212,7 @@ def chat_fields_of_response(request: ResponsesRequest) -> dict[str, Any]:
 
 
 def chat_fields_of_input(request: InputTokensRequest) -> dict[str, Any]:
-    """As much of it as makes the prompt."""
+    """Return only those chat fields that the prompt depends on."""
     request.check_supported()
     reasoning, choice = request.reasoning, request.tool_choice
     tools = sent_tools(request.tools, must_call=must_call(choice))
@@ -230,12 +230,12 @@ def chat_fields_of_input(request: InputTokensRequest) -> dict[str, Any]:
 
 
 def response_names(request: InputTokensRequest) -> Renaming:
-    """Where this client finds what chat refuses. The request has been translated before."""
+    """Return the renaming rules for this request, which has been translated successfully before."""
     return RESPONSES_NAMES.at([tool.path for tool in sent_tools(request.tools)])
 
 
 def not_stored(response_id: str) -> ApiError:
-    """404 for whatever asks for an earlier answer."""
+    """Return a 404 for a request that refers to an earlier response."""
     return ApiError(
         404,
         f"There is no response '{response_id[:80]}': this server stores none. Send the whole conversation as 'input'.",

@@ -1,12 +1,12 @@
-"""The endpoints. Completions are raw ASGI, because a stream sends hundreds of thousands of messages.
+"""The HTTP endpoints. Those that generate are raw ASGI, because streams send hundreds of thousands of messages.
 
     body ─► record ─► a place in the queue ─► tokens ─► forecast ─► engine ─► one JSON answer, or a stream of events
 
-Which place that is depends on the record's class, so the JSON is parsed even if the queue is full; the tokenizer, which
-takes far longer, does not run then.
+The place in the queue depends on the service class in the body, so JSON is parsed even if the queue is full. The
+tokenizer, which takes much longer, does not run in that case.
 
-Nothing of an answer is sent before its first token is there, so whatever goes wrong until then has a status of its own;
-what goes wrong later is the last event of the stream. A client that leaves, at any point, cancels everything.
+No part of an answer is sent before its first token exists, so an error until then gets its own HTTP status. A later
+error is sent as the last event of the stream. If the client disconnects at any point, all of its work is cancelled.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ DIGEST_RULE = (
     "block: blake2b-256 of the salt, personalised with 'headway-root'"
 )
 _B = TypeVar("_B", bound=msgspec.Struct)
-"""The body of an endpoint."""
+"""The record of an endpoint's body."""
 _R = TypeVar("_R", bound=GenerationRequest)
-"""The request it stands for; in OpenAI's older APIs that is the body itself."""
+"""The request that the body is translated to. In OpenAI's older APIs that is the body itself."""
 
 
 class EventStream(Protocol):
-    """An answer as server-sent events."""
+    """Writes an answer as server-sent events."""
 
     def begin(self) -> bytes: ...
     def write(self, deltas: list[Delta]) -> bytes: ...
@@ -84,7 +84,8 @@ class EventStream(Protocol):
 
 
 class GenerationRoute(ABC, Generic[_B, _R]):
-    """What the endpoints share; they differ in how a body becomes a request, a request a job, and a job an answer."""
+    """The steps that all generating endpoints share. Subclasses turn a body into a request, that into a job, and a
+    generation into an answer."""
 
     ID_PREFIX: ClassVar[str]
     _body_type: type[_B]
@@ -117,7 +118,8 @@ class GenerationRoute(ABC, Generic[_B, _R]):
                 await send_bytes(send, await self._whole(given, generation))
 
     async def _forecast(self, job: Job, *, arrival_s: float) -> Forecast | None:
-        """None where lengths are neither predicted nor logged; nor are they of a search, or if no output is wanted."""
+        """Predict the output lengths. Returns None if lengths are neither predicted nor logged, for a beam search, and
+        if no output is wanted."""
         thread = self._services.lengths
         if thread is None or job.hide_output or job.params.use_beam_search:
             return None
@@ -165,7 +167,7 @@ class GenerationRoute(ABC, Generic[_B, _R]):
 
 
 def _view(job: Job, prompt: Prompt, info: EngineReady) -> PromptView:
-    """As the engine sees it, which cuts `max_tokens` to what fits into the context."""
+    """Return the prompt as the length predictor sees it, with `max_tokens` limited to what fits into the context."""
     room = info.max_model_len - len(prompt.token_ids)
     max_tokens = job.params.max_tokens
     return PromptView(
@@ -237,7 +239,7 @@ class Embeddings(GenerationRoute[EmbeddingRequest, CompletionRequest]):
 
 
 class InfoRoutes:
-    """Answers from what is known already; none of these reaches the engine."""
+    """Endpoints that answer from state in this process, without asking the engine."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -247,13 +249,13 @@ class InfoRoutes:
         return json_response(ModelList([self._card(name) for name in self._services.model_names]))
 
     async def model(self, request: Request) -> Response:
-        """GET /v1/models/{name}; names may have slashes."""
+        """GET /v1/models/{name}. Names may contain slashes."""
         name = request.path_params["name"]
         self._services.check_model(name)
         return json_response(self._card(name))
 
     async def health(self, _: Request) -> Response:
-        """GET /health, /ready and /ping: 200 while requests are being served, else 503 and why."""
+        """GET /health, /ready and /ping: 200 while requests are being served, else 503 with the reason."""
         if self._services.drain.is_asked:
             return json_response(HealthResponse("draining", SHUTTING_DOWN), status=503)
         health = self._services.engine.health
@@ -360,7 +362,7 @@ class Detokenize:
 
 
 class KVEvents:
-    """GET /v1/kv_events: what each replica's prefix cache holds, and how it changes, until the client leaves."""
+    """GET /v1/kv_events: streams the contents of each replica's prefix cache and all later changes."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -379,7 +381,7 @@ class KVEvents:
             self._num_followers -= 1
 
     def _check(self) -> EngineReady:
-        """The engine's measures, if there is something to follow."""
+        """Return the engine's properties, or raise if caches cannot be followed."""
         if not self._services.config.kv_events:
             raise ApiError(
                 404, "This server does not tell what its caches hold; start it with --kv-events.", code="kv_events_off"

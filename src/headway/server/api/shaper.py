@@ -1,11 +1,11 @@
-"""Schemas, grammars and tools of requests are worked on in helper processes, and the results are kept.
+"""Prepares schemas, grammars and tools of requests in helper processes, and caches the results.
 
     digest ──► kept? ──► in work for another request? ──► slot for short jobs ──► slot for long jobs ──► kept
                                                           0.15 s of processor     2 s
 
-Each job is first tried as a short one, so that ordinary schemas never wait behind the few that take long; what does not
-end by then waits for a slot for long jobs. Clients take the slots in turn. A job is cancelled, and its process killed,
-when the last client that waits for it has left.
+Each job is first tried as a short one, so that ordinary schemas never wait for the few that take long. A job that does
+not finish in that time waits for a slot for long jobs. Clients take slots in turn. When the last client that waits for
+a job has left, the job is cancelled and its process killed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LONG = Limits(cpu_s=2.0, wall_s=30.0, niceness=19)
 
 
 class Helpers(Protocol):
-    """What does the jobs: `HelperProcesses`. Tests bring another."""
+    """Interface of `HelperProcesses`, which run the jobs. Tests have their own implementation."""
 
     def prepare(self) -> None: ...
     async def run_async(self, job: bytes, limits: Limits) -> bytes | None: ...
@@ -38,11 +38,11 @@ class Helpers(Protocol):
 
 
 class Shaper:
-    """Belongs to one event loop."""
+    """Runs and caches the jobs of one event loop."""
 
     def __init__(self, create_helpers: Callable[[], Helpers], *, num_cores: int | None = None) -> None:
-        """`create_helpers` is called once, when they are first needed: the engine must be ready by then. Short
-        jobs take at most half of the cores, long ones a quarter; None: of this machine's."""
+        """`create_helpers` is called once, when helpers are first needed; the engine must be ready by then. Short jobs
+        take at most half of `num_cores` and long ones a quarter. None means all cores of this machine."""
         self._create_helpers = create_helpers
         self._helpers: Helpers | None = None
         num_cores = num_cores or os.cpu_count() or 1
@@ -53,7 +53,7 @@ class Shaper:
         self._kept = _Kept()
 
     def prepare(self) -> None:
-        """Start the processes, so that the first request need not wait for them. For any thread."""
+        """Start the processes, so that the first request does not wait for them. Any thread may call this."""
         self._ready().prepare()
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class Shaper:
             self._helpers.close()
 
     async def shape(self, job: ShapeJob, *, client: str) -> Shape:
-        """Raises `InvalidRequestError` that names what is wrong, or 429 if too many jobs wait."""
+        """Return the job's result. Raises `InvalidRequestError` for an invalid job and 429 if too many jobs wait."""
         encoded = encode_job(job)
         digest = hashlib.blake2b(encoded, digest_size=16).digest()
         answer = self._kept.get(digest)
@@ -117,7 +117,7 @@ class Shaper:
         try:
             return await helpers.run_async(encoded, limits)
         except HelpersLostError:
-            return await helpers.run_async(encoded, limits)  # by another nursery
+            return await helpers.run_async(encoded, limits)  # this starts a new nursery
 
     def _ready(self) -> Helpers:
         if self._helpers is None:
@@ -126,7 +126,7 @@ class Shaper:
 
 
 class _Work:
-    """A job that is in work, for all requests that wait for it."""
+    """A job in progress, shared by all requests that wait for it."""
 
     def __init__(self, task: asyncio.Future[JobResult]) -> None:
         self.task = task
@@ -134,7 +134,7 @@ class _Work:
 
 
 class _Kept:
-    """The answers that were used last."""
+    """A bounded cache of the most recently used results."""
 
     def __init__(self) -> None:
         self._answers: OrderedDict[bytes, tuple[JobResult, int]] = OrderedDict()

@@ -1,4 +1,4 @@
-"""The tools that a request brings, and which of them the model may or must call."""
+"""The tools of a request, and the choice of those that the model may or must call."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from headway.structured.tool_schemas import Tool
 
 MAX_TOOLS = 512
 MAX_TOOL_BYTES = 2**20
-"""Of all tools of a request together, as JSON."""
+"""Largest size of all tools of a request together, as JSON."""
 MAX_NAME_CHARS = 128
-"""As Anthropic has it. OpenAI allows 64, but the name of a namespace may stand before that."""
+"""Anthropic's limit. OpenAI allows 64, but the name of a namespace may precede the tool's name."""
 TOOL_NAME = re.compile(rf"[a-zA-Z0-9_.:-]{{1,{MAX_NAME_CHARS}}}")
 
 
@@ -26,9 +26,9 @@ class FunctionDefinition(ApiRecord, kw_only=True):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    """A JSON schema of an object; None: any object."""
+    """The JSON schema of the arguments object; None allows any object."""
     strict: bool | None = None
-    """Arguments always follow the schema, so this changes nothing for those that have one."""
+    """Arguments always follow a given schema, so this has no effect on tools that have one."""
 
 
 class ToolDefinition(ApiRecord, kw_only=True):
@@ -44,7 +44,7 @@ class ToolDefinition(ApiRecord, kw_only=True):
     defer_loading: bool | None = None
 
     def check_supported(self, path: str = "") -> None:
-        """A function with a name and, where there are any, parameters that are an object's."""
+        """Require a function with a name; its parameters, if given, must be the schema of an object."""
         if self.type != "function":
             raise bad_request(
                 f"'{path}type' is {self.type[:40]!r}; only tools of type 'function' are supported.",
@@ -64,7 +64,7 @@ class ToolDefinition(ApiRecord, kw_only=True):
             _check_parameters(self.function.parameters, f"{path}function.parameters")
 
     def as_tool(self) -> Tool:
-        """The same for prompts and grammars. Its definition has been checked."""
+        """Return the tool in the form that prompts and grammars use. The definition must have been checked."""
         function = self.function
         assert function is not None
         return Tool(
@@ -88,7 +88,7 @@ def _check_parameters(schema: dict[str, Any], path: str) -> None:
 
 
 def check_tools(tools: Sequence[ToolDefinition], path: str) -> None:
-    """How many and how large first: each of them takes some time."""
+    """Check all tools. Their number and size are checked first, because each tool takes time to check."""
     if len(tools) > MAX_TOOLS:
         raise bad_request(f"'{path}' has {len(tools)} tools; there may be {MAX_TOOLS}.", param=path)
     places: dict[str, int] = {}
@@ -133,7 +133,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | AllowedTool
 
 
 def check_tool_choice(choice: ToolChoice | None, tools: Sequence[ToolDefinition]) -> None:
-    """A choice must be of tools that there are. Without tools, those that ask for no call are harmless."""
+    """Refuse a choice of tools that the request does not have. Choices that require no call need no tools."""
     if choice in (None, "none", "auto"):
         return
     if not tools:

@@ -1,4 +1,4 @@
-"""The endpoints of `/v1/responses` and `/v1/messages`: the path of a chat request, with other words at both ends."""
+"""The endpoints of `/v1/responses` and `/v1/messages`, which translate to and from chat completions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _B = TypeVar("_B", bound=TranslatedRequest)
 
 
 class _TranslatedRoute(GenerationRoute[_B, ChatCompletionRequest]):
-    """A body that is translated. What chat refuses is told in the words of the body."""
+    """Translates a body into a chat request. Errors of the chat request are renamed to the fields of the body."""
 
     _names: ClassVar[Renaming]
 
@@ -59,7 +59,7 @@ class _TranslatedRoute(GenerationRoute[_B, ChatCompletionRequest]):
 
     @abstractmethod
     def _names_in(self, given: _B) -> Renaming:
-        """As `_names`, with the places of this body's tools."""
+        """Return `_names` with the paths of this body's tools."""
 
     def _request(self, given: _B) -> ChatCompletionRequest:
         fields = self._chat_fields(given)
@@ -73,13 +73,13 @@ class _TranslatedRoute(GenerationRoute[_B, ChatCompletionRequest]):
     async def _job(self, given: _B, request: ChatCompletionRequest, scheduling: Scheduling) -> Job:
         with _told_in(partial(self._names_in, given)):
             job = await chat_job(request, scheduling, self._services)
-        path = job.constraint_path  # the engine's refusals name it
+        path = job.constraint_path  # errors from the engine name this field
         return job if path is None else dataclasses.replace(job, constraint_path=self._names.path(path))
 
 
 @contextlib.contextmanager
 def _told_in(names: Callable[[], Renaming]) -> Iterator[None]:
-    """What is refused inside, in the words of the body."""
+    """Rename the fields in errors raised inside the block to those of the original body."""
     try:
         yield
     except (ApiError, InvalidRequestError) as error:
@@ -143,7 +143,7 @@ class Messages(_TranslatedRoute[MessagesRequest]):
 
 
 class _CountTokens(ABC, Generic[_B]):
-    """The prompt is made as for an answer, and counted."""
+    """Makes the prompt as for an answer and returns its number of tokens."""
 
     _body_type: type[_B]
 
@@ -206,7 +206,7 @@ class InputTokens(_CountTokens[InputTokensRequest]):
 
 
 async def stored_response(request: Request) -> Response:
-    """GET, POST, DELETE /v1/responses/{id} and what is below: no answer is kept, so there is none to find."""
+    """GET, POST, DELETE /v1/responses/{id} and paths below it: always 404, because no response is stored."""
     response_id = request.path_params["id"]
     if request.method == "POST" and response_id == "compact":
         raise ApiError(404, "'/v1/responses/compact' is not supported by this server.", code="not_supported")

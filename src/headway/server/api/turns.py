@@ -1,4 +1,4 @@
-"""Answers that take long to write, written so that others get their turn on the event loop in between."""
+"""Writes long answers in short turns, so that other requests can use the event loop in between."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from typing import Any
 import msgspec
 
 TURN_S = 0.005
-"""How long the writing of one answer keeps the event loop at a time."""
+"""Longest time that the writing of one answer holds the event loop without a pause."""
 _encode = msgspec.json.Encoder().encode
 
 
 class Turns:
-    """Counts the time of one answer's writer."""
+    """Measures the current turn of one answer's writer."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         self._until_s = now() + TURN_S
 
     async def pass_on(self) -> None:
-        """Let others go on if it is time. To be called after each piece of work."""
+        """Yield to the event loop if the turn is over. Call this after each piece of work."""
         if self._now() >= self._until_s:
             await asyncio.sleep(0)
             self._until_s = self._now() + TURN_S
 
 
 class JsonList:
-    """A JSON list that grows value by value, as text."""
+    """A JSON list, encoded value by value."""
 
     def __init__(self) -> None:
         self._text = bytearray(b"[")
 
     def add(self, values: Iterable[Any]) -> None:
-        """Write these behind the others."""
+        """Append values to the list."""
         for value in values:
             self._text += _encode(value)
             self._text += b","
 
     def finish(self) -> msgspec.Raw:
-        """The whole list, for a field of a record that is encoded."""
+        """Return the encoded list, to be used as a field of a record."""
         if len(self._text) > 1:
             self._text.pop()
         self._text += b"]"
@@ -49,7 +49,7 @@ class JsonList:
 
 
 async def written_in_turns(values: Iterable[Any], turns: Turns | None = None) -> msgspec.Raw:
-    """A JSON list of values that are made one by one."""
+    """Return a JSON list of `values`, which are made and encoded one by one with pauses for the event loop."""
     turns, written = turns or Turns(), JsonList()
     for value in values:
         written.add((value,))

@@ -1,1 +1,1 @@
-"""HTTP itself: connections, bodies, access control."""
+"""The HTTP layer: connections, bodies and access control."""

@@ -1,14 +1,14 @@
-"""Which clients may use the server: API keys, compared in constant time, and web pages by their origin.
+"""Access control: API keys, which are compared in constant time, and the origins of web pages.
 
-A browser lets any page send requests to any address, this machine's too.
+A browser lets any page send requests to any address, including this machine's. Three headers are therefore checked.
 
-* The Host header must name the server, where only this machine can reach it. A page of evil.example whose name is made
-  to point to 127.0.0.1 (DNS rebinding) is of the server's own origin for the browser, but asks for evil.example.
-* The Origin header, which browsers send along, must be the server's own or one that the operator allows.
-* Requests of other sites' images and scripts have no Origin; browsers mark them in another way (Sec-Fetch-Site).
+* Host must name the server if only this machine can reach it. If evil.example is made to resolve to 127.0.0.1 (DNS
+  rebinding), the browser treats its page as of the server's own origin, but the Host header is still evil.example.
+* Origin, which browsers send, must be the server's own or one that the operator allows.
+* Sec-Fetch-Site marks requests for images and scripts of other sites, which have no Origin.
 
-Programs send none of the last two. Bodies must say that they are JSON (see `asgi_io`), which no page of another origin
-can without asking first (CORS).
+Programs send neither of the last two. A body must be declared as JSON (see `asgi_io`), which a page of another origin
+cannot do without asking for permission first (CORS).
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from headway.server.api.api_errors import ApiError
 from headway.server.server_config import ServerConfig
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
-"""For load balancers and orchestrators, which have no key."""
+"""Paths that need no API key, because load balancers and orchestrators have none."""
 _BROWSER_PATHS = frozenset({"/", "/docs"})
 ORIGIN_HEADERS = frozenset({b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode"})
-"""What `WebPages.check` looks at."""
+"""The headers that `WebPages.check` reads."""
 ANY = "*"
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 _SHOWN_CHARS = 100
 
 
 class ApiKeys:
-    """The keys that open the server; without any, all clients may use it.
+    """The server's API keys. Without keys, all clients may use the server.
 
-    `Authorization: Bearer KEY` is what API clients send, or `X-Api-Key: KEY`, as Anthropic's do. A browser that opens a
-    page cannot; it is asked for a password in its own way (Basic), any user name with the key as the password, and then
-    sends that along by itself.
+    API clients send `Authorization: Bearer KEY` or, like Anthropic's, `X-Api-Key: KEY`. A browser that opens a page can
+    send neither. It asks its user for a name, which may be anything, and for the key as the password (Basic
+    authentication), and sends them with every further request.
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [_digest(key.encode()) for key in keys]
 
     def check(self, path: str, authorization: bytes | None, api_key: bytes | None = None) -> str | None:
-        """Raise 401 unless a header holds one of the keys. Returns its digest; None where none is asked for."""
+        """Return the digest of the request's key, or None if no key is needed. Raises 401 without a valid key."""
         if not self._digests or path in OPEN_PATHS:
             return None
         given = _digest(_key_in(authorization) if authorization else (api_key or b"").strip())
-        # All keys are looked at, and digests have one length: time tells nothing about any of them.
+        # All keys are compared, and all digests have the same length, so the time taken reveals nothing about a key.
         matches = [hmac.compare_digest(given, known) for known in self._digests]
         if not any(matches):
             scheme = 'Basic realm="headway", charset="UTF-8"' if path in _BROWSER_PATHS else 'Bearer realm="headway"'
@@ -80,12 +80,12 @@ def _key_in(authorization: bytes) -> bytes:
 
 
 class WebPages:
-    """Refuses what comes from web pages that may not use the server."""
+    """Refuses requests from web pages that may not use the server."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._origins = frozenset(origin.lower() for origin in config.cors_origin)
         self._hosts: frozenset[str] | None = None
-        """The server's names; None: any."""
+        """Allowed host names of the server; None allows any."""
         if (config.is_local or config.allowed_host) and ANY not in config.allowed_host:
             self._hosts = frozenset(name.lower() for name in (config.host, *config.allowed_host))
 
@@ -124,7 +124,7 @@ def _forbidden(message: str, *, code: str) -> ApiError:
 
 
 def _is_loopback(name: str) -> bool:
-    """Names that no DNS server has a say in."""
+    """Whether a host name is a loopback name or address, which no DNS server can redirect."""
     if name == "localhost":
         return True
     try:
@@ -144,6 +144,6 @@ def _with_port(host: str, scheme: str) -> str:
 
 
 def _is_same_authority(origin: str, host: str) -> bool:
-    """Whether an origin, which may be any text, is the one that a Host header names."""
+    """Whether an origin, which may be any text, has the host and port of the Host header."""
     scheme, _, authority = origin.partition("://")
     return _with_port(authority, scheme) == _with_port(host, scheme)

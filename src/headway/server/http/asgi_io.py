@@ -1,8 +1,8 @@
-"""Requests in and answers out over ASGI: bounded bodies, JSON as checked records, and the end of a client's interest.
+"""Reads requests and writes answers over ASGI: bounded bodies, JSON as checked records, and disconnects of clients.
 
-A body is bounded in size, in time, and together with all others in memory, and is parsed without holding up the event
-loop. Once it is complete it counts in the queue (see `queue_limits`); until then thousands of clients may each send
-most of one and wait, and what they may hold altogether is bounded here.
+Each body is limited in size and time, all incomplete bodies together are limited in memory, and parsing does not block
+the event loop. A complete body counts towards the queue (see `queue_limits`). Before that, thousands of clients could
+each send most of a body and then wait, so the memory of incomplete bodies is limited here.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _SHOWN_NAME_CHARS = 80
 
 
 class ClientDisconnected(Exception):
-    """The client has left; there is nothing to answer."""
+    """The client has disconnected, so no answer can be sent."""
 
 
 def record_of(scope: Scope) -> AccessRecord:
-    """What is known about this request so far."""
+    """Return the access record of the request in `scope`."""
     record: AccessRecord = scope["headway.record"]
     return record
 
@@ -43,7 +43,7 @@ def record_of(scope: Scope) -> AccessRecord:
 async def send_bytes(
     send: Send, body: bytes, *, status: int = 200, content_type: str = JSON, headers: Mapping[str, str] | None = None
 ) -> None:
-    """A whole answer."""
+    """Send a whole answer."""
     head = {"content-type": content_type, "content-length": str(len(body)), **(headers or {})}
     await send(
         {
@@ -56,19 +56,19 @@ async def send_bytes(
 
 
 async def send_json(send: Send, answer: msgspec.Struct | dict[str, Any], *, status: int = 200) -> None:
-    """A record as JSON."""
+    """Send a record as JSON."""
     await send_bytes(send, msgspec.json.encode(answer), status=status)
 
 
 async def send_error(send: Send, error: ApiError, body: bytes | None = None) -> None:
-    """An error object; `body` is one of another form than OpenAI's."""
+    """Send an error. `body` replaces the error object if it must have another form than OpenAI's."""
     await send_bytes(send, body or error.body, status=error.status, headers=error.headers)
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do `work`, but cancel it at once when the client leaves, and raise `ClientDisconnected` then.
+    """Run `work`. If the client disconnects, cancel it at once and raise `ClientDisconnected`.
 
-    The body must have been read: after it, the only message that can come is that the client is gone.
+    The body must have been read before: after it, a disconnect is the only message that can arrive.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -85,7 +85,7 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) ->
     try:
         await work
     except asyncio.CancelledError:
-        if has_left and task.uncancel() == 0:  # else the task is cancelled for another reason too
+        if has_left and task.uncancel() == 0:  # otherwise the task was also cancelled for another reason
             raise ClientDisconnected from None
         raise
     finally:
@@ -99,8 +99,8 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def skip_body(receive: Receive, *, max_bytes: int) -> None:
-    """Read a body that nobody wants, so that its client, which reads only when it has sent it, gets to read the answer.
-    One that is too large or too slow is left where it is."""
+    """Read and discard a body, because some clients read the answer only after they have sent the whole body. Stop
+    reading if the body is too large or too slow."""
     num_bytes = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LIMITS.skip_s):
@@ -114,7 +114,7 @@ async def skip_body(receive: Receive, *, max_bytes: int) -> None:
 
 
 def decode_json(body: bytes, kind: type[_T]) -> _T:
-    """The body as a `kind`, at once."""
+    """Check the body's sizes and decode it as a `kind` in one step. Raises 400 if it is invalid."""
     if not body.strip():
         raise bad_request("The body is empty; a JSON object is expected.")
     check_sizes(*sizes_of(body))
@@ -122,7 +122,7 @@ def decode_json(body: bytes, kind: type[_T]) -> _T:
 
 
 def decode(body: bytes, kind: type[_T]) -> _T:
-    """As `decode_json`, of a body whose sizes are known to be good."""
+    """Decode a body whose sizes have been checked as a `kind`. Raises 400 if it is invalid."""
     try:
         return _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
@@ -136,7 +136,7 @@ def decode(body: bytes, kind: type[_T]) -> _T:
 
 
 def record_from(value: dict[str, Any], kind: type[_T], path: str = "") -> _T:
-    """A decoded object as a `kind`; it stands at `path` in the body."""
+    """Convert a decoded object to a `kind`. `path` is its place in the body, for error messages. Raises 400."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -144,12 +144,12 @@ def record_from(value: dict[str, Any], kind: type[_T], path: str = "") -> _T:
 
 
 def sizes_of(body: bytes) -> tuple[int, int]:
-    """How many commas and opening brackets a body, or part of one, has."""
+    """Return the numbers of commas and of opening brackets in a body or a part of one."""
     return body.count(b","), body.count(b"{") + body.count(b"[")
 
 
 def check_sizes(num_values: int, num_nested: int) -> None:
-    """Long texts are parsed in no time, many small values are not."""
+    """Raise 400 for too many values: unlike long texts, many small values take long to parse."""
     if num_values > LIMITS.max_values or num_nested > LIMITS.max_nested:
         raise bad_request(
             f"The body has {num_values} commas and {num_nested} opening brackets; there may be {LIMITS.max_values} and "
@@ -163,7 +163,7 @@ def _decoder(kind: type[_T]) -> msgspec.json.Decoder[_T]:
 
 
 def _explain(message: str, kind: type[msgspec.Struct], *, inside: str = "") -> ApiError:
-    """msgspec says "Expected `int`, got `str` - at `$.n`"; clients want the field by itself."""
+    """Turn an error like "Expected `int`, got `str` - at `$.n`" of msgspec into one that names the field separately."""
     at = _AT.search(message)
     own_path = at["path"].removeprefix("$").lstrip(".") if at else ""
     path = _join(inside, own_path) if own_path else inside
@@ -188,7 +188,7 @@ def _unknown_field(name: str, path: str, known: tuple[str, ...]) -> ApiError:
 
 
 def _known_names(path: str, kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """The fields of the record at `path` inside a `kind`."""
+    """Return the field names of the record at `path` inside a `kind`."""
     here: Any = kind
     for step in re.findall(r"\w+", path):
         found = next((field for field in msgspec.structs.fields(here) if field.name == step), None)
@@ -200,7 +200,7 @@ def _known_names(path: str, kind: type[msgspec.Struct]) -> tuple[str, ...]:
 
 
 def _struct_in(hint: Any) -> type[msgspec.Struct] | None:
-    """The record inside `list[Message] | None` and the like."""
+    """Return the record type inside a type such as `list[Message] | None`, if there is one."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return hint
     for part in getattr(hint, "__args__", ()):
@@ -218,7 +218,7 @@ def _lower_first(text: str) -> str:
 
 
 class BodyReader:
-    """Reads and parses bodies, and knows how much of them is held by those that are not complete."""
+    """Reads and parses bodies, and counts the memory of incomplete ones."""
 
     def __init__(self, *, max_bytes: int, timeout_s: float) -> None:
         self.num_bytes = 0
@@ -228,7 +228,7 @@ class BodyReader:
         self._num_parsing = 0
 
     async def parse(self, body: bytes, kind: type[_T]) -> _T:
-        """The body as a `kind`: 400 says what is wrong with it, 429 that too many large ones wait to be parsed."""
+        """Return the body as a `kind`. Raises 400 if it is invalid, 429 if too many large bodies wait for parsing."""
         if len(body) <= LIMITS.part_bytes:
             return decode_json(body, kind)
         if self._num_parsing >= LIMITS.bodies_at_once:
@@ -252,8 +252,8 @@ class BodyReader:
         return record
 
     async def read(self, scope: Scope, receive: Receive) -> bytes:
-        """The whole body: 415 if it does not say that it is JSON, 413 if it is too large (said before it is read, where
-        possible), 408 if it takes too long, 429 if too much is on its way in."""
+        """Read the whole body. Raises 415 if it is not declared as JSON, 413 if it is too large (if possible before
+        reading it), 408 if it takes too long, and 429 if too much memory is held by incomplete bodies."""
         headers = dict(scope["headers"])
         _check_is_json(headers.get(b"content-type", b""))
         declared = headers.get(b"content-length", b"")
@@ -310,7 +310,7 @@ def _too_much() -> ApiError:
 
 
 def _check_is_json(content_type: bytes) -> None:
-    """A body of any other type may come from any web page, without the browser asking here first."""
+    """Raise 415 unless the body is declared as JSON. Any web page may send other types without asking permission."""
     if content_type.partition(b";")[0].strip().lower() != JSON.encode():
         given = content_type[:100].decode("latin-1")
         raise ApiError(

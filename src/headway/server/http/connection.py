@@ -1,15 +1,15 @@
-"""One client's connection: everything that it sends is counted and timed, and what is too much or too slow ends it.
+"""A client connection with limits: it is closed if the client sends too much, or sends or reads too slowly.
 
-    between ──► head ──► body ──► between                  what arrives; a pipelined request begins before the one
-                                                           ahead of it is answered
+    between ──► head ──► body ──► between                  what arrives; a pipelined request begins before the
+                                                           previous one is answered
     head    size, time                                     431, closed
     body    chunk framing and trailers, size, time         413, closed; less time once the request is answered
-    ahead   size and number of requests behind one that    closed
-            is being answered
-    answer  time without a byte being read                 cut off
+    ahead   size and number of the pipelined requests      closed
+            after the one that is being answered
+    answer  time in which the client reads nothing         cut off
 
-uvicorn stops reading while a pipelined request waits, and then cannot see that its client has left. Here reading goes
-on, within the bound of what may be sent ahead.
+uvicorn stops reading while a pipelined request waits, and then does not notice that the client has disconnected. This
+connection keeps reading, up to the limit for pipelined requests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headway.server.limits import LIMITS
 logger = logging.getLogger(__name__)
 
 CHUNK_FRAMING_BYTES = 5
-"""Of the smallest chunk: its size in one digit, and two line ends."""
+"""Framing of the smallest chunk: a size of one digit and two line ends."""
 LOG_FULL_EVERY_S = 60.0
 _REFUSAL = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
 _HEAD_TOO_LARGE = ApiError(431, "The request's headers are too large.", code="headers_too_large")
@@ -43,7 +43,7 @@ _BODY_TOO_LARGE = ApiError(
 
 
 class _Phase(enum.Enum):
-    """Which part of a request is arriving."""
+    """The part of a request that is arriving."""
 
     BETWEEN = enum.auto()
     HEAD = enum.auto()
@@ -51,18 +51,18 @@ class _Phase(enum.Enum):
 
 
 class ConnectionLimit:
-    """How many connections are open. When there is no room, a newcomer takes the place of the connection that has been
-    without a whole request for longest; one whose request is being answered is never closed for it."""
+    """Limits the number of open connections. At the limit, a new connection replaces the one that has been idle, which
+    means without a complete request, for longest. Connections whose requests are being answered are never replaced."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self._open: set[BoundedProtocol] = set()
         self._idle: dict[BoundedProtocol, None] = {}
-        """Those without a whole request, the longest first."""
+        """Connections without a complete request, longest idle first."""
         self._logged_s: float | None = None
 
     def enter(self, connection: BoundedProtocol) -> None:
-        """A new connection; it or another one is cut off if there are too many."""
+        """Add a new connection. If there are too many, cut off the longest idle one, which may be the new one."""
         self._open.add(connection)
         self._idle[connection] = None
         if len(self._open) > self.most:
@@ -72,12 +72,12 @@ class ConnectionLimit:
             leaves.cut_off()
 
     def leave(self, connection: BoundedProtocol) -> None:
-        """A connection has ended."""
+        """Remove a connection that has ended."""
         self._open.discard(connection)
         self._idle.pop(connection, None)
 
     def set_idle(self, connection: BoundedProtocol, idle: bool) -> None:
-        """Whether a connection has no whole request that is to be answered."""
+        """Record whether a connection is idle: it has no complete request that is to be answered."""
         if connection not in self._open:
             return
         if idle:
@@ -96,7 +96,7 @@ class ConnectionLimit:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's connection within bounds, which a subclass sets."""
+    """uvicorn's connection with limits, which a subclass sets."""
 
     max_header_bytes: ClassVar[int] = 0
     max_body_bytes: ClassVar[int] = 0
@@ -107,16 +107,16 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._phase = _Phase.HEAD
         self._phase_bytes = 0
-        """What has come in this phase; of the read in which it began, nothing."""
+        """Bytes that arrived in this phase, not counting the read in which it began."""
         self._named_bytes = 0
-        """Of a head its URL and its headers; of a body its trailers."""
+        """Bytes of the head's URL and headers, or of the body's trailers."""
         self._body_bytes = 0
-        """Of a body: what is left when framing and trailers are taken off."""
+        """Bytes of the body without framing and trailers."""
         self._num_chunks = 0
         self._ahead_bytes = 0
-        """What has come behind a request that is not answered yet."""
+        """Bytes of pipelined requests that arrived before the previous request was answered."""
         self._head_refusal: ApiError | None = None
-        """What is wrong with the head of the request that is arriving."""
+        """The error in the head of the request that is arriving, if there is one."""
         self._unanswered: deque[RequestResponseCycle] = deque()
         self._receive_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
@@ -149,18 +149,18 @@ class BoundedProtocol(HttpToolsProtocol):
             self._check_bounds()
 
     def timeout_keep_alive_handler(self) -> None:
-        """No further request has come."""
+        """Close the connection: no further request has arrived in time."""
         self._close()
 
     def end_after_answer(self) -> None:
-        """Take no further request: close now if none is arriving or being answered, else after the last answer."""
+        """Accept no further request. Close now if none is arriving or being answered, else after the last answer."""
         if self._unanswered:
             self._unanswered[-1].keep_alive = False
         elif self._phase is _Phase.BETWEEN or not self._phase_bytes:
             self._close()
 
     def cut_off(self) -> None:
-        """End the connection now, whatever is on its way."""
+        """End the connection now, without sending what is left."""
         self._disconnect_all()
         self.transport.abort()
 
@@ -192,10 +192,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self._enter(_Phase.BODY)
         self._unanswered.append(self.cycle)
-        self.flow.resume_reading()  # else nothing would be heard of a client that leaves
+        self.flow.resume_reading()  # otherwise a disconnect would go unnoticed
 
     def on_chunk_header(self) -> None:
-        """Called by the parser for each chunk; a read may hold very many of them."""
+        """Count a chunk. The parser calls this for each one; a single read may hold very many of them."""
         self._num_chunks += 1
         if self._num_chunks * CHUNK_FRAMING_BYTES > self._max_framing_bytes:
             raise ValueError("the chunks are too small")  # ends the parser, which calls send_400_response
@@ -203,7 +203,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
         if self._is_ahead:
-            self.cycle.body += body  # bounded by what may be sent ahead
+            self.cycle.body += body  # bounded by the limit for pipelined requests
             self.cycle.message_event.set()
         else:
             super().on_body(body)
@@ -213,7 +213,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._enter(_Phase.BETWEEN)
 
     def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP, or not within bounds: answered if its answer is the next one to be sent."""
+        """Refuse a request that is not valid HTTP or exceeds a limit. uvicorn calls this after a parser error."""
         if self._named_bytes > self.max_header_bytes:
             self._refuse(_HEAD_TOO_LARGE)
         elif self._num_chunks * CHUNK_FRAMING_BYTES > self._max_framing_bytes:
@@ -223,7 +223,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _is_ahead(self) -> bool:
-        """Whether what arrives belongs to a request behind one that is not answered yet."""
+        """Whether the arriving data belongs to a pipelined request: a previous request is not answered yet."""
         own = 1 if self._phase is _Phase.BODY and self._unanswered and self._unanswered[-1] is self.cycle else 0
         return len(self._unanswered) > own
 
@@ -253,19 +253,19 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _is_too_large(self) -> bool:
-        """A body, or what is around it."""
+        """Whether the body or its framing exceeds its limit."""
         framing_bytes, most = self._phase_bytes - self._body_bytes, self.max_body_bytes + LIMITS.read_ahead_bytes
         return framing_bytes > self._max_framing_bytes or self._body_bytes > most
 
     @property
     def _max_framing_bytes(self) -> int:
-        """For sizes and extensions of chunks, and trailers."""
+        """Limit for the sizes and extensions of chunks and the trailers, together."""
         return self.max_header_bytes + self._body_bytes // LIMITS.body_per_framing
 
     # ---- what is answered ---------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
-        """The first of those that were not answered is."""
+        """Record that the oldest unanswered request is answered."""
         if self._unanswered:
             self._unanswered.popleft()
         if self.transport.is_closing():
@@ -278,18 +278,18 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """The client reads too slowly, or not at all."""
+        """Start to watch a client that reads slowly or not at all."""
         super().pause_writing()
         self._watch_sending()
 
     def resume_writing(self) -> None:
-        """The client has read most of it."""
+        """Stop watching: the client has read most of the pending data."""
         super().resume_writing()
         if not self.transport.is_closing():
             self._set_send_timer(None)
 
     def _refuse(self, refusal: ApiError) -> None:
-        """Answer in place of the application, if it is this request's turn and nothing was answered; and close."""
+        """Close the connection. First send `refusal`, if it is this request's turn and no answer has begun."""
         turn = not self._is_ahead and not any(cycle.response_started for cycle in self._unanswered)
         self._disconnect_all()
         if turn and (self._phase is not _Phase.BODY or not self.cycle.response_complete):
@@ -298,7 +298,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._close()
 
     def _close(self) -> None:
-        """Send what is left and close; a client that does not read it is cut off."""
+        """Send what is left, then close. A client that does not read it is cut off."""
         if not self.transport.is_closing():
             self._set_receive_timer(None)
             self._disconnect_all()

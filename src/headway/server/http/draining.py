@@ -1,11 +1,11 @@
-"""How a server that was asked to stop comes to its end without losing a request.
+"""The graceful stop of a server, which loses no request.
 
     serving ──signal──► lame duck ───────────► refusing ──────────────► over
                         /health says 503,      new requests get 503;    nothing runs any more, or
                         requests are served    what runs goes on        the drain timeout is over
 
-A load balancer that asks for /health now and then sends requests for a while after the signal: the lame duck is for
-these. A second signal ends all of it at once.
+A load balancer polls /health, so it still sends requests for a while after the signal. These are served during the
+lame-duck phase. A second signal ends everything at once.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SHUTTING_DOWN_CODE = "server_shutting_down"
 
 
 def shutting_down() -> ApiError:
-    """A request is refused, or ends, because the server stops."""
+    """Return the error of a request that is refused or ended because the server stops."""
     return unavailable("The server is shutting down; please retry.", code=SHUTTING_DOWN_CODE)
 
 
 class Drain:
-    """How far a server is on its way to its end. Belongs to one event loop."""
+    """The phases of a graceful stop. Belongs to one event loop."""
 
     def __init__(self, *, lame_duck_s: float, timeout_s: float, now: Callable[[], float] = time.monotonic) -> None:
         self._lame_duck_s = min(lame_duck_s, timeout_s)
@@ -47,16 +47,16 @@ class Drain:
 
     @property
     def is_forced(self) -> bool:
-        """Whether it has been asked a second time, and waits for nothing."""
+        """Whether the server has been asked a second time, and waits for nothing more."""
         return self._forced.is_set()
 
     @property
     def left_s(self) -> float:
-        """How long running requests may still go on; below zero when the time is over."""
+        """How long running requests may still continue. Negative after the drain timeout."""
         return self._until_s - self._now()
 
     def ask(self, *, lame_duck: bool = True) -> None:
-        """Stop, with or without serving new requests for a while; the second time, wait for nothing."""
+        """Ask the server to stop, after a lame-duck phase or at once. The second call forces the end."""
         if self.is_asked:
             self.is_refusing = True
             self._forced.set()
@@ -68,7 +68,7 @@ class Drain:
         self._asked.set()
 
     async def unless_asked(self, work: Callable[[], Awaitable[None]]) -> bool:
-        """Do `work`, but cancel it as soon as the server is asked to stop. Returns whether it was done."""
+        """Run `work`, but cancel it as soon as the server is asked to stop. Returns whether it was completed."""
         if self.is_asked:
             return False
         doing, asking = asyncio.ensure_future(work()), asyncio.ensure_future(self._asked.wait())
@@ -85,7 +85,7 @@ class Drain:
             await asyncio.gather(doing, return_exceptions=True)
 
     async def end_lame_duck(self) -> None:
-        """Wait until new requests are to be refused."""
+        """Wait for the end of the lame-duck phase, then refuse new requests."""
         left_s = self._until_s - self._timeout_s + self._lame_duck_s - self._now()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(left_s):

@@ -1,6 +1,6 @@
-"""uvicorn on one socket, with bounded connections and a stop that drains (see `draining`).
+"""The HTTP server: uvicorn on one socket, with bounded connections and a graceful stop (see `draining`).
 
-The socket listens until nothing runs any more: a health check and a late request get an answer, not a reset.
+The socket listens until no request is running, so that health checks and late requests get an answer, not a reset.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from headway.server.limits import LIMITS
 from headway.server.server_config import ServerConfig
 
 GRACE_S = 10.0
-"""After the drain timeout: how long clients may take to read what is left of their answers."""
+"""How long clients may take, after the drain timeout, to read the rest of their answers."""
 
 
 Finish = Callable[[float], Awaitable[None]]
-"""Lets what runs go on for so many seconds, and ends it."""
+"""Lets running requests continue for the given seconds, then ends them."""
 
 
 class DrainingServer(uvicorn.Server):
-    """Drains when it is asked to stop, and ends. Calls `on_started` when it listens."""
+    """A uvicorn server that drains when it is asked to stop, then ends. It calls `on_started` when it listens."""
 
     def __init__(
         self, config: uvicorn.Config, drain: Drain, finish: Finish, on_started: Callable[[], None] | None
@@ -72,12 +72,12 @@ class DrainingServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Who runs the server takes the signals, from before it listens, and asks it to drain."""
+        """Do not handle signals here: the caller handles them from before the server listens, and uses `drain`."""
         yield
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """Take the port before anything slow happens; `ConfigError` if it is not to be had."""
+    """Bind the port before anything slow happens. Raises `ConfigError` if the port is not available."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -91,7 +91,7 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 def raise_file_limit() -> int:
-    """Take as many open files as the system allows, up to `MAX_OPEN_FILES`. Returns how many there may be."""
+    """Raise the limit of open files as far as the system allows, up to `Limits.max_open_files`. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = LIMITS.max_open_files if hard == resource.RLIM_INFINITY else min(LIMITS.max_open_files, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -102,7 +102,7 @@ def raise_file_limit() -> int:
 
 
 def max_connections(num_files: int) -> int:
-    """How many of `num_files` open files may be connections."""
+    """Return how many of `num_files` open files may be connections."""
     return max(num_files - LIMITS.reserved_files, num_files // 2)
 
 
@@ -115,7 +115,7 @@ def create_server(
     on_started: Callable[[], None] | None = None,
     num_files: int = LIMITS.max_open_files,
 ) -> DrainingServer:
-    """A server for one event loop; `serve(sockets=[...])` runs it until `drain` is asked for, and until all is over."""
+    """Return a server for one event loop. Its `serve(sockets=[...])` returns after `drain` was asked and completed."""
     protocol = type(
         "Protocol",
         (BoundedProtocol,),
@@ -142,6 +142,6 @@ def create_server(
             ssl_keyfile=config.ssl_keyfile,
         )
         settings.load()
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # includes ssl.SSLError
         raise ConfigError(f"The TLS files cannot be used: {error}.") from error
     return DrainingServer(settings, drain, finish, on_started)

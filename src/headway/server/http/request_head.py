@@ -1,7 +1,7 @@
-"""Which heads of requests are taken: one Host header, and a target that names something on this server.
+"""Checks the head of a request: it must have one Host header and a target on this server.
 
-A request that names its host twice, or not at all, may be read in one way by a proxy and in another way here. RFC 9112
-asks for 400 in both cases.
+A proxy and this server may understand a request with no Host header, or with several, in different ways. RFC 9112
+requires 400 in both cases.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ NO_HTTP = bad_request("This is not a valid HTTP request.", code="invalid_http")
 _NO_PROXY = bad_request("This server is no proxy: it does not take CONNECT.", code="invalid_http")
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?")
 _OLD_VERSIONS = frozenset({"0.9", "1.0"})
-"""Versions of HTTP that do not ask for a Host header."""
+"""Versions of HTTP that do not require a Host header."""
 
 
 def checked_target(method: bytes, target: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The target as a path and a query, or `*`; `ApiError` for a head that must not be served."""
+    """Return the target as a path and a query, or `*`. Raises `ApiError` for a head that must not be served."""
     hosts = [value.strip() for name, value in headers if name == b"host"]
     if len(hosts) > 1 or (not hosts and version not in _OLD_VERSIONS):
         raise _bad_host(f"A request must have one Host header, not {len(hosts) or 'none'}.")
@@ -35,7 +35,7 @@ def checked_target(method: bytes, target: bytes, version: str, headers: Iterable
 
 
 def _without_authority(target: bytes, hosts: Sequence[bytes]) -> bytes:
-    """The path and the query of a target like `http://host/path`, whose host must be that of the Host header."""
+    """Return path and query of a target like `http://host/path`, whose host must equal that of the Host header."""
     try:
         url = httptools.parse_url(target)
     except httptools.HttpParserInvalidURLError:

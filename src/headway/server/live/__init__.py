@@ -1,1 +1,1 @@
-"""The page at `/`: the batch as it runs."""
+"""The live page at `/`, which shows the running batch."""

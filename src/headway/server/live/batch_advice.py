@@ -1,4 +1,4 @@
-"""Advice in words: which known problem the engine's numbers show, and what helps against it."""
+"""Recognises known problems in the engine's numbers and writes advice against them."""
 
 from __future__ import annotations
 
@@ -13,57 +13,57 @@ _T = TypeVar("_T")
 GROWTH_WINDOW_S = 15.0
 COUNT_WINDOW_S = 60.0
 ENOUGH_GAPS = 100
-"""Fewer gaps than that say nothing about the 99th percentile."""
+"""Least number of gaps between tokens for a meaningful 99th percentile."""
 UNEVEN = 3.0
-"""P99/P50 of the gaps above this is felt by readers."""
+"""Ratio P99/P50 of the gaps between tokens from which on readers notice the unevenness."""
 ENOUGH_LOOKUPS = 1000
-"""Fewer tokens than that say nothing about a hit rate."""
+"""Least number of looked-up tokens for a meaningful hit rate."""
 MUCH_EVICTED = 0.25
-"""Blocks given up in a minute, as a share of all, from which on it is much."""
+"""Share of all blocks evicted in a minute from which on eviction counts as heavy."""
 FALLEN = 0.8
-"""A hit rate of less than this times the one of the minute before has fallen."""
+"""A hit rate below this multiple of the previous minute's counts as a drop."""
 FULL = 0.95
-"""Share of the KV blocks in use from which on the memory counts as full: a growing request needs some of the rest."""
+"""Share of KV blocks in use from which on the memory counts as full. Growing requests need some of the rest."""
 
 Level = Literal["calm", "good", "warn", "bad"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vitals:
-    """What a look at the engine tells, with a memory of about a minute."""
+    """The numbers that advice is based on: the engine's current state and about a minute of history."""
 
     is_healthy: bool = True
     reason: str = ""
-    """Why it is not."""
+    """Why the engine is not healthy."""
     num_running: int = 0
     num_waiting: int = 0
     max_num_seqs: int = 1
     queue_growth: int = 0
-    """Waiting requests now, less those of `GROWTH_WINDOW_S` ago; 0 if the queue was empty at any time since."""
+    """Growth of the queue in the last `GROWTH_WINDOW_S`, in requests; 0 if the queue was empty at any time in it."""
     kv_used: float = 0.0
-    """Share of the KV blocks that requests hold."""
+    """Share of the KV blocks held by requests."""
     num_preemptions: int = 0
-    """In the last `COUNT_WINDOW_S`."""
+    """Preemptions in the last `COUNT_WINDOW_S`."""
     evicted: float = 0.0
-    """Blocks that the prefix cache gave up in the last `COUNT_WINDOW_S`, as a share of all blocks."""
+    """Blocks that the prefix cache evicted in the last `COUNT_WINDOW_S`, as a share of all blocks."""
     hit_rate: float | None = None
-    """Of the prefix cache, in the last `COUNT_WINDOW_S`; None where there was too little to tell."""
+    """The prefix cache's hit rate in the last `COUNT_WINDOW_S`; None if there were too few lookups."""
     hit_rate_before: float | None = None
-    """The same, in as long a time before that."""
+    """The hit rate in the window of the same length before that."""
     num_gaps: int = 0
     gap_p50_s: float | None = None
     gap_p99_s: float | None = None
 
     @property
     def unevenness(self) -> float:
-        """P99/P50 of the gaps between tokens; 1 where there are too few to tell."""
+        """Ratio P99/P50 of the gaps between tokens; 1 if there are too few gaps."""
         if self.num_gaps < ENOUGH_GAPS or not self.gap_p50_s or self.gap_p99_s is None:
             return 1.0
         return self.gap_p99_s / self.gap_p50_s
 
     @property
     def forgets_too_soon(self) -> bool:
-        """Whether the prefix cache gives up what would have been found."""
+        """Whether the prefix cache evicts blocks that would have been hits."""
         if self.hit_rate is None or self.hit_rate_before is None or self.evicted < MUCH_EVICTED:
             return False
         return self.hit_rate < FALLEN * self.hit_rate_before
@@ -71,7 +71,7 @@ class Vitals:
 
 @dataclass(frozen=True)
 class Advice:
-    """One finding: what is seen, and what to do about it."""
+    """One piece of advice: a problem, and what to do about it."""
 
     level: Level
     title: str
@@ -79,7 +79,7 @@ class Advice:
 
 
 def advise(vitals: Vitals) -> Advice:
-    """The most important thing to say. Rules stand in the order of what hurts most."""
+    """Return the most important piece of advice. The rules are ordered by severity."""
     if not vitals.is_healthy:
         return Advice("bad", "The engine does not answer.", vitals.reason or "It may be starting.")
     if vitals.num_running == 0 and vitals.num_waiting == 0:
@@ -142,14 +142,14 @@ def advise(vitals: Vitals) -> Advice:
 
 
 class Trend:
-    """Remembers the queue and some counters for as long as the rules look back."""
+    """Keeps the history of the queue and of some counters that the rules need."""
 
     def __init__(self) -> None:
         self._queue: deque[tuple[float, int]] = deque()
         self._counts: deque[tuple[float, _Counts]] = deque()
 
     def add(self, now_s: float, stats: EngineStats) -> None:
-        """Take in one look."""
+        """Add the engine's current numbers."""
         cache = stats.prefix_cache
         counts = _Counts(
             stats.batch.num_preemptions, cache.num_evicted_blocks, cache.num_hit_tokens, cache.num_queried_tokens
@@ -159,7 +159,7 @@ class Trend:
 
     @property
     def queue_growth(self) -> int:
-        """See `Vitals.queue_growth`. 0 also while less than half the window has been seen."""
+        """See `Vitals.queue_growth`. It is also 0 while the history covers less than half the window."""
         if not self._queue or any(num_waiting == 0 for _, num_waiting in self._queue):
             return 0
         if self._queue[-1][0] - self._queue[0][0] < GROWTH_WINDOW_S / 2:
@@ -168,24 +168,24 @@ class Trend:
 
     @property
     def num_preemptions(self) -> int:
-        """In the last minute."""
+        """Preemptions in the last minute."""
         first, last = self._last_minute()
         return last.num_preemptions - first.num_preemptions
 
     @property
     def num_evicted_blocks(self) -> int:
-        """In the last minute."""
+        """Blocks evicted in the last minute."""
         first, last = self._last_minute()
         return last.num_evicted_blocks - first.num_evicted_blocks
 
     @property
     def hit_rate(self) -> float | None:
-        """In the last minute."""
+        """The hit rate in the last minute."""
         return _hit_rate(*self._last_minute())
 
     @property
     def hit_rate_before(self) -> float | None:
-        """In the minute before."""
+        """The hit rate in the minute before the last one."""
         middle, _ = self._last_minute()
         return _hit_rate(self._counts[0][1] if self._counts else middle, middle)
 
@@ -197,7 +197,7 @@ class Trend:
 
 
 class _Counts(NamedTuple):
-    """Counters that never fall."""
+    """Counters that never decrease."""
 
     num_preemptions: int = 0
     num_evicted_blocks: int = 0

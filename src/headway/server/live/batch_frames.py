@@ -1,14 +1,14 @@
-"""Many step snapshots → one small frame for the page, a few times a second; and how long tokens took lately.
+"""Combines step snapshots into small frames for the page, a few per second, and measures recent token latencies.
 
 A frame has one column per step, and for each request that was in the batch a string with one letter per column:
 
-    c  computed a chunk of its prompt          i  was running, but had no share in the step
-    h  the same, after it had entered with     p  was preempted
-       a part of it found in the cache         .  was not in the batch
-    d  decoded one token                       a  decoded several: guesses were right
-                                               r  decoded one, its guesses were wrong
+    c  computed a prefill chunk                i  was running, but idle in this step
+    h  computed a prefill chunk, after part    p  was preempted
+       of its prompt was found in the cache    .  was not in the batch
+    d  decoded one token                       a  decoded several tokens: drafts were accepted
+                                               r  decoded one token: its drafts were rejected
 
-Requests travel as numbers, given out in the order in which they are first seen: the page makes colours of them.
+Frames identify requests by numbers, in the order in which they are first seen. The page chooses colours by them.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from headway.wire import messages
 from headway.wire.messages import BlockMap, SnapshotRow, StepSnapshot
 
 MAX_COLUMNS = 40
-"""Steps in a frame; of more only the last are drawn."""
+"""Most steps in a frame. If there are more, only the last ones are drawn."""
 MAX_CELLS = 1920
-"""Of the block map. Larger caches show several blocks as one cell."""
+"""Most cells of the block map. Larger caches show several blocks as one cell."""
 CHUNK, HIT, DECODE, ACCEPTED, REJECTED, IDLE, PREEMPTED, ABSENT = "c", "h", "d", "a", "r", "i", "p", "."
 FREE, CACHED, SHARED = -1, -2, -3
-"""Owners of blocks that no request holds, the second of them kept by the prefix cache, and of those that several do."""
+"""Special owners in the block map: free blocks, blocks that only the prefix cache keeps, and blocks that several
+requests share."""
 _HOLDERS = {messages.CACHED: CACHED, messages.SHARED: SHARED}
 
 
 class FrameRow(msgspec.Struct, array_like=True):
-    """One request, as it was after the frame's last step."""
+    """The state of one request after the frame's last step."""
 
     number: int
     request_id: str
@@ -45,7 +46,7 @@ class FrameRow(msgspec.Struct, array_like=True):
     is_running: bool
     cells: str
     num_cached_tokens: int = 0
-    """How many of its tokens were in the cache when it entered the batch."""
+    """How many of the request's tokens were in the prefix cache when it entered the batch."""
 
 
 class FrameBlocks(msgspec.Struct):
@@ -65,11 +66,11 @@ class Column(msgspec.Struct, array_like=True):
 
 
 class ReplicaLoad(msgspec.Struct):
-    """How one of several replicas does."""
+    """Health and load of one of several replicas."""
 
     ok: bool
     reason: str
-    """Why it is not well."""
+    """Why the replica is not healthy."""
     num_running: int
     num_waiting: int
     generation_tokens: int
@@ -77,7 +78,7 @@ class ReplicaLoad(msgspec.Struct):
     num_used_blocks: int
     num_cached_blocks: int
     role: str | None = None
-    """Prefill or decode, where these are apart."""
+    """Prefill or decode, if these have separate replicas."""
 
 
 class Frame(msgspec.Struct):
@@ -88,15 +89,15 @@ class Frame(msgspec.Struct):
     num_skipped_columns: int = 0
     rows: list[FrameRow] = []
     waiting: list[tuple[int, int]] = []
-    """Number and tokens of the first few in the queue."""
+    """Number and token count of the first few queued requests."""
     blocks: FrameBlocks | None = None
-    """None: as before."""
+    """The block map; None if it has not changed."""
     numbers: dict[str, Any] = {}
     advice: dict[str, str] | None = None
     replica: int = 0
-    """Which one all of this is about."""
+    """The replica that this frame describes."""
     replicas: list[ReplicaLoad] = []
-    """How all of them do, where there are several."""
+    """The state of all replicas, if there are several."""
 
 
 @dataclass
@@ -112,7 +113,7 @@ class _Seen:
 
 
 class FrameBuilder:
-    """Gathers snapshots until a frame is taken."""
+    """Collects snapshots until the next frame is taken."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -121,22 +122,22 @@ class FrameBuilder:
         self._columns: list[Column] = []
         self._waiting: list[tuple[int, int]] = []
         self._blocks: FrameBlocks | None = None
-        self._owners: frozenset[str] = frozenset()  # of blocks in the last map
+        self._owners: frozenset[str] = frozenset()  # the requests that own blocks in the last map
         self.last_blocks: FrameBlocks | None = None
-        """The last map that a frame has told."""
+        """The last block map that was part of a frame."""
 
     @property
     def has_news(self) -> bool:
-        """Whether a step or a map was added since the last frame."""
+        """Whether a step or a block map was added since the last frame."""
         return bool(self._columns) or self._blocks is not None
 
     @property
     def running(self) -> set[str]:
-        """Ids of the requests that are in the batch, as far as snapshots tell."""
+        """Ids of the requests that are in the batch according to the snapshots."""
         return {request_id for request_id, seen in self._seen.items() if seen.is_running}
 
     def add(self, snapshot: StepSnapshot) -> None:
-        """Take in one step."""
+        """Add one step."""
         for row in snapshot.rows:
             self._take_row(row, snapshot.step_id)
         for request_id in snapshot.preempted:
@@ -153,18 +154,18 @@ class FrameBuilder:
             self.add_blocks(snapshot.blocks)
 
     def add_blocks(self, block_map: BlockMap) -> None:
-        """Take in a map of the blocks."""
+        """Add a block map."""
         self._blocks = self._draw_blocks(block_map)
         self._owners = frozenset(block_map.owners)
 
     def became_idle(self) -> None:
-        """Nothing runs or waits any more, also nothing that left without a snapshot telling so."""
+        """Mark all requests as gone, including those that no snapshot reported as finished."""
         for seen in self._seen.values():
             seen.is_running = False
         self._waiting = []
 
     def take(self, at_s: float) -> Frame:
-        """What was gathered; the next frame starts with an empty strip. Requests that left are told once."""
+        """Return a frame of what was collected, and start an empty one. Requests that left are in one last frame."""
         drawn = self._columns[-MAX_COLUMNS:]
         frame = Frame(
             at_s=at_s,
@@ -206,7 +207,8 @@ class FrameBuilder:
         seen.cells.append(_cell(row))
 
     def _drop_vanished(self, num_running: int) -> None:
-        """Aborted requests leave without a snapshot that tells so: more are remembered than the step had."""
+        """Drop aborted requests, which no snapshot reports. They are noticed when more requests are remembered as
+        running than the step had."""
         running = [seen for seen in self._seen.values() if seen.is_running]
         if len(running) > num_running:
             running.sort(key=lambda seen: seen.last_step)
@@ -262,8 +264,8 @@ def _frame_row(seen: _Seen) -> FrameRow:
 
 
 def _coarsen(runs: list[tuple[int, int]], blocks_per_cell: int) -> list[tuple[int, int]]:
-    """One cell for that many blocks, in the name of the owner of most of them. Used blocks count before cached ones,
-    these before free ones."""
+    """Merge each group of `blocks_per_cell` blocks into a cell owned by the owner of most of them. Used blocks take
+    precedence over cached blocks, and these over free blocks."""
     cells = []
     inside: Counter[int] = Counter()
     room = blocks_per_cell
@@ -297,14 +299,14 @@ def _merge(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class TokenTimes:
-    """Reads latencies from snapshots, on a clock made of step durations: requests that run have no time between steps.
+    """Measures latencies from snapshots. Its clock is the sum of step durations; time between steps does not count.
 
-    A request counts as arrived with the first snapshot that shows it. Snapshots show only the head of a queue, so with
-    a long one the times to the first token come out too short.
+    A request counts as arrived with the first snapshot that shows it. Snapshots show only the head of the queue, so
+    measured times to first token are too short if the queue is long.
     """
 
     def __init__(self, *, gaps: RecentTimes, first_tokens: RecentTimes | None) -> None:
-        """What to fill; None: not wanted."""
+        """The measured times are added to `gaps` and, unless it is None, to `first_tokens`."""
         self._gaps = gaps
         self._first_tokens = first_tokens
         self._busy_s = 0.0
@@ -313,7 +315,7 @@ class TokenTimes:
         self._preempted: set[str] = set()
 
     def add(self, snapshot: StepSnapshot) -> None:
-        """Take in one step."""
+        """Add one step."""
         began_s = self._busy_s
         self._busy_s += snapshot.step_s
         shown = {row.request_id for row in snapshot.waiting} | {row.request_id for row in snapshot.rows}
@@ -329,12 +331,12 @@ class TokenTimes:
             self._last_token_s.pop(request_id, None)
 
     def forget_others(self, running: set[str]) -> None:
-        """Drop requests that are gone without having finished. Those that were preempted will come back."""
+        """Forget requests that left without finishing. Preempted requests are kept, because they will come back."""
         keep = running | self._preempted
         self._last_token_s = {i: s for i, s in self._last_token_s.items() if i in keep}
 
     def became_idle(self) -> None:
-        """Nothing runs or waits any more, so nothing that was preempted will come back."""
+        """Forget preempted requests: nothing runs or waits any more, so they will not come back."""
         self._preempted.clear()
 
     def _take_token(self, row: SnapshotRow) -> None:
@@ -348,5 +350,5 @@ class TokenTimes:
 
 
 def samples_token(row: SnapshotRow) -> bool:
-    """Whether the step computed all tokens that the request had, and so gave it another."""
+    """Whether the step computed all of the request's tokens, and therefore sampled another one."""
     return row.num_computed_tokens + row.num_tokens >= row.num_prompt_tokens + row.num_output_tokens

@@ -1,4 +1,4 @@
-"""The page at `/`: a chat with the served model and, beside it, the batch as it runs.
+"""The page at `/`: a chat with the served model, next to a live view of the running batch.
 
     /             the page itself
     /web/{file}   its scripts and styles
@@ -6,11 +6,11 @@
 
     engine_client.watch() ──► FrameBuilder ──► Frame ──► JSON once ──► a short queue per viewer
 
-Of several replicas a viewer sees the one it asks for, `/live?replica=1`, and of the others how much they have to do.
+If there are several replicas, a viewer sees the one that it asks for (`/live?replica=1`) and the load of the others.
 
-The page has no build step and loads nothing from other servers. Its files are read once; browsers keep them and ask
-whether they are still the same. The engine is watched only while the page is open somewhere. A viewer that reads too
-slowly misses frames, and nothing else: all but the strips of steps is told anew in each.
+The page has no build step and loads nothing from other servers. Its files are read once; browsers cache and revalidate
+them. The engine is watched only while the page is open somewhere. A viewer that reads too slowly misses frames, but
+only the columns of their steps are lost: each frame repeats everything else.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ logger = logging.getLogger(__name__)
 
 FRAME_S = 0.1
 QUIET_FRAME_S = 1.0
-"""Between frames while no step is made, and between two pieces of advice."""
+"""Time between frames while the engine makes no step, and between two pieces of advice."""
 SHOWN_LATENCY_S = 10.0
-"""What the page shows is younger than what advice is based on, which is the last minute."""
+"""Window of the latencies that the page shows. Advice is based on the last minute."""
 Event = bytes
 
 
 def live_routes(engine: WatchedReplicas, *, hubs: LiveHubs | None = None) -> list[Route]:
-    """The page's routes. A server that drains before it stops makes the hubs itself, and closes them."""
+    """Return the page's routes. A server that drains makes `hubs` itself, so that it can close them."""
     live_hubs = hubs or LiveHubs(engine)
 
     async def page(request: Request) -> Response:
@@ -90,7 +90,7 @@ class Snapshots(Protocol):
 
 
 class WatchedEngine(Protocol):
-    """What is drawn: a replica, or an engine that is the only one."""
+    """What the view needs of the replica that it draws, or of a single engine."""
 
     @property
     def info(self) -> EngineReady | None: ...
@@ -102,7 +102,7 @@ class WatchedEngine(Protocol):
 
 
 class WatchedReplica(Protocol):
-    """What the page needs of a `Replica`."""
+    """The part of a `Replica` that the page needs."""
 
     @property
     def info(self) -> EngineReady | None: ...
@@ -115,7 +115,7 @@ class WatchedReplica(Protocol):
 
 
 class WatchedReplicas(Protocol):
-    """What the page needs of an `EngineClient`, which may have several replicas."""
+    """The part of an `EngineClient` that the page needs. It may have several replicas."""
 
     @property
     def info(self) -> EngineReady | None: ...
@@ -129,7 +129,7 @@ class WatchedReplicas(Protocol):
 
 
 class LiveHubs:
-    """One for each replica. Everything here belongs to one event loop."""
+    """One `LiveHub` for each replica. Everything here belongs to one event loop."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class LiveHubs:
         hits: RecentShare | None = None,
         is_draining: Callable[[], bool] = bool,
     ) -> None:
-        """`first_tokens` and `hits` are of all replicas; where there are several, each hub has its own."""
+        """`first_tokens` and `hits` cover the whole server, so they are only used if there is a single replica."""
         self._replicas = engine.replicas
         if len(self._replicas) <= 1:
             hubs = [LiveHub(engine, first_tokens=first_tokens, hits=hits, is_draining=is_draining)]
@@ -152,11 +152,11 @@ class LiveHubs:
 
     @property
     def num_viewers(self) -> int:
-        """Streams that are open."""
+        """Number of open streams."""
         return sum(hub.num_viewers for hub in self._hubs.values())
 
     def of(self, replica: str) -> LiveHub:
-        """By the number that a viewer gives; 404 if there is none."""
+        """Return the hub of the replica with this number. Raises 404 if there is none."""
         hub = self._hubs.get(replica)
         if hub is None:
             raise ApiError(
@@ -168,7 +168,7 @@ class LiveHubs:
         return hub
 
     def close(self) -> None:
-        """End all streams, so that a server that drains need not wait for viewers."""
+        """End all streams, so that a draining server does not wait for viewers."""
         for hub in self._hubs.values():
             hub.close()
 
@@ -177,7 +177,7 @@ class LiveHubs:
 
 
 class _OneReplica:
-    """A replica as if it were alone."""
+    """Presents one of several replicas as a single engine."""
 
     def __init__(self, engine: WatchedReplicas, place: int) -> None:
         self._engine = engine
@@ -216,7 +216,7 @@ def _load(replica: WatchedReplica) -> ReplicaLoad:
 
 
 class LiveHub:
-    """What one engine does. Everything here belongs to one event loop."""
+    """Sends the activity of one engine to its viewers. Everything here belongs to one event loop."""
 
     def __init__(
         self,
@@ -230,9 +230,9 @@ class LiveHub:
         loads: Callable[[], list[ReplicaLoad]] = list,
         is_draining: Callable[[], bool] = bool,
     ) -> None:
-        """`first_tokens` and `hits` (of the prefix cache) are filled by the server's metrics; without them, the times
-        are read from snapshots, and the hits for each frame. Of several engines this is the one at `place`, and `loads`
-        tells of all. `is_draining`: whether the server is on its way to its end."""
+        """`first_tokens` and `hits` (of the prefix cache) are filled by the server's metrics. Without them, the times
+        are measured from snapshots and the hits are counted for each frame. `place` is the number of this replica,
+        `loads` returns the load of all replicas, and `is_draining` whether the server is stopping."""
         self._engine = engine
         self._place = place
         self._loads = loads
@@ -257,16 +257,16 @@ class LiveHub:
 
     @property
     def num_viewers(self) -> int:
-        """Streams that are open."""
+        """Number of open streams."""
         return len(self._viewers)
 
     @property
     def is_full(self) -> bool:
-        """Whether no more may be opened."""
+        """Whether no more streams may be opened."""
         return len(self._viewers) >= LIMITS.max_viewers
 
     async def events(self) -> AsyncIterator[Event]:
-        """Server-sent events for one viewer: what the engine is, then frames, until the viewer goes or `close`."""
+        """Yield server-sent events for one viewer: the engine's properties, then frames, until the stream is closed."""
         if self._closed or self.is_full:
             return
         queue: asyncio.Queue[Event | None] = asyncio.Queue(LIMITS.max_queued_events)
@@ -278,7 +278,7 @@ class LiveHub:
             self._leave(queue)
 
     def close(self) -> None:
-        """End all streams, so that a server that drains need not wait for viewers."""
+        """End all streams, so that a draining server does not wait for viewers."""
         self._closed = True
         for queue in self._viewers:
             _push(queue, None)
@@ -298,7 +298,7 @@ class LiveHub:
             self._task = asyncio.create_task(self._look())
 
     def _tell_present(self, queue: asyncio.Queue[Event | None]) -> None:
-        """Maps are sent when they change, so a later viewer is sent the last one."""
+        """Send the current state to a new viewer, with the last block map: later frames have it only if it changes."""
         frame = Frame(at_s=self._at_s(self._now()), blocks=self._builder.last_blocks)
         frame.numbers = self._numbers(self._engine.stats)
         frame.replica, frame.replicas = self._place, self._loads()
@@ -347,7 +347,7 @@ class LiveHub:
             await asyncio.sleep(self._frame_s)
 
     def _tell_news(self) -> None:
-        """An engine that was started again may have other measures."""
+        """Send the engine's properties again if they have changed, as they may after a restart."""
         info = self._engine.info
         if info is not None and info is not self._told:
             self._told = info

@@ -1,4 +1,4 @@
-"""The files of the page: read once, and kept by browsers, which ask whether they are still the same."""
+"""Serves the files of the page. They are read once; browsers cache them and revalidate them by their ETag."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _WebFile:
 
 @cache
 def _web_files() -> dict[str, _WebFile]:
-    """By name. A name that is not here cannot be asked for, whatever it is made of."""
+    """Return all files by name. Only these names are served, so a request cannot reach any other path."""
     files = {}
     for entry in resources.files("headway.server").joinpath("web").iterdir():
         media_type = MEDIA_TYPES.get(entry.name.rpartition(".")[2])

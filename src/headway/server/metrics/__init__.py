@@ -1,1 +1,1 @@
-"""Counters, access log and spans."""
+"""Metrics, access log and tracing spans."""

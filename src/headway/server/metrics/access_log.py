@@ -1,4 +1,4 @@
-"""One JSON line per request: what was asked, how it ended, and where the time went."""
+"""The access log: one JSON line per request, with its route, its outcome and its timings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headway.wire.messages import RequestTimings
 logger = logging.getLogger(__name__)
 
 GATHER_S = 0.05
-"""At least so long between two writes: a thread that woke for each line would take time from the next request."""
+"""Least time between two writes. A thread that woke up for each line would slow down the requests."""
 CLOSE_S = 2.0
 
 _encode = msgspec.json.Encoder().encode
@@ -26,47 +26,47 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(slots=True)
 class AccessRecord:
-    """What is known about a request, filled in as it goes on."""
+    """What is known about a request. It is filled in while the request runs."""
 
     request_id: str
     method: str
     path: str
     client: str
     traceparent: str | None = None
-    """The span of the client's that this request belongs to, as W3C writes it."""
+    """The client's span that this request belongs to, in the form of W3C's `traceparent` header."""
     started_s: float = field(default_factory=time.perf_counter)
     time_s: float = field(default_factory=time.time)
     status: int | None = None
     disconnected: bool = False
     error: str | None = None
-    """The code of the error object, or its type, if the answer was one."""
+    """The code or type of the error object, if the answer was an error."""
     param: str | None = None
-    """The field of the request that was refused."""
+    """The request field that caused the error."""
     key: str | None = None
-    """The digest of its API key. Not for the log."""
+    """The digest of the API key. It is not logged."""
     user: str | None = None
     service_class: str | None = None
-    """Where there are several."""
+    """The service class, if there are several."""
     stream: bool | None = None
     num_prompt_tokens: int | None = None
     num_output_tokens: int = 0
     first_token_s: float | None = None
     finish_reasons: list[str] = field(default_factory=list)
     timings: RequestTimings | None = None
-    """Of the prompt that took longest, where there are several."""
+    """Timings of the prompt; if there are several, of the one that took longest."""
 
     def note_error(self, failure: ApiError) -> None:
-        """The answer is an error object, or ends with one."""
+        """Record that the answer is an error, or ends with one."""
         self.error = failure.code or error_type(failure.status)
         self.param = failure.param
 
     def note_timings(self, timings: RequestTimings) -> None:
-        """The engine's account of one prompt."""
+        """Record the engine's timings of one prompt."""
         if self.timings is None or _total_s(timings) > _total_s(self.timings):
             self.timings = timings
 
     def line(self) -> bytes:
-        """The record as JSON, without what does not apply."""
+        """Return the record as JSON, without fields that do not apply."""
         fields: dict[str, object] = {
             "time": round(self.time_s, 3),
             "request_id": self.request_id,
@@ -109,7 +109,7 @@ class AccessRecord:
 
 
 class AccessLog:
-    """Writes lines to stdout from a thread. If they are read too slowly, lines are lost and no request waits."""
+    """Writes lines to stdout from a thread. If stdout is read too slowly, lines are dropped and no request waits."""
 
     def __init__(self) -> None:
         self._out = sys.stdout
@@ -120,13 +120,13 @@ class AccessLog:
         self._thread.start()
 
     def write(self, record: AccessRecord) -> None:
-        """A request has ended."""
+        """Queue the line of a request that has ended."""
         if len(self._lines) < LIMITS.max_queued_log_lines:
             self._lines.append(record.line().decode())
             self._news.set()
 
     def close(self) -> None:
-        """Write the rest; a reader that does not read is not waited for long."""
+        """Write the rest. It waits only briefly for a reader that does not read."""
         self._closed.set()
         self._news.set()
         self._thread.join(CLOSE_S)
@@ -138,7 +138,7 @@ class AccessLog:
                 self._closed.wait(GATHER_S)
                 self._news.clear()
                 self._write_all()
-        except (OSError, ValueError) as error:  # the reader has gone, or stdout was closed
+        except (OSError, ValueError) as error:  # the reader has exited, or stdout was closed
             logger.warning("the access log cannot be written any more: %s", error)
 
     def _write_all(self) -> None:

@@ -1,4 +1,4 @@
-"""The numbers of server and engine in Prometheus' format, under the names that vLLM's dashboards look for."""
+"""Writes the metrics of server and engine in Prometheus' format, under the names that vLLM's dashboards use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PREFIX = "headway:"
 
 
 class ReplicaNumbers(Protocol):
-    """The part of a replica that is read for each scrape."""
+    """The part of a replica that each scrape reads."""
 
     place: int
     stats: EngineStats
@@ -35,7 +35,7 @@ class ReplicaNumbers(Protocol):
 
 
 class EngineNumbers(Protocol):
-    """The part of the engine client that is read for each scrape."""
+    """The part of the engine client that each scrape reads."""
 
     @property
     def info(self) -> EngineReady | None: ...
@@ -52,14 +52,14 @@ class EngineNumbers(Protocol):
 
 
 def render(metrics: ServerMetrics, engine: EngineNumbers, queue: QueueLimits) -> bytes:
-    """Everything, as text."""
+    """Return all metrics as text."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Snapshot(metrics, engine, queue))
     return generate_latest(registry)
 
 
 class _Snapshot(Collector):
-    """All metrics at one moment."""
+    """Collects all metrics at one moment."""
 
     def __init__(self, metrics: ServerMetrics, engine: EngineNumbers, queue: QueueLimits) -> None:
         self._metrics = metrics
@@ -67,7 +67,7 @@ class _Snapshot(Collector):
         self._queue = queue
 
     def collect(self) -> Iterator[Metric]:
-        """Called by prometheus_client."""
+        """Yield all metrics. Called by prometheus_client."""
         yield from self._engine_metrics(self._engine.stats)
         yield from self._replica_metrics()
         yield from self._latencies()
@@ -100,7 +100,7 @@ class _Snapshot(Collector):
             yield self._counter(name, help_text, count)
 
     def _replica_metrics(self) -> Iterator[Metric]:
-        """What is shown for each replica: whether it is there, and its numbers that are declared so."""
+        """Yield the metrics of each replica: whether it serves, and the numbers that are declared per replica."""
         replicas = self._engine.replicas
         columns: list[tuple[Counter | Gauge, list[float]]] = [
             (Gauge("up", "Whether it serves."), [replica.problem is None for replica in replicas]),
@@ -126,7 +126,7 @@ class _Snapshot(Collector):
             yield from self._roles(outcomes)
 
     def _roles(self, outcomes: Mapping[str, int]) -> Iterator[Metric]:
-        """Where prefill and decode are apart."""
+        """Yield the metrics of disaggregated serving, with separate replicas for prefill and decode."""
         prefills = CounterMetricFamily(
             PREFIX + "prefills",
             "Prompts, by where they were computed: by a prefill replica (elsewhere), where the answer is (here), begun "
@@ -235,7 +235,7 @@ class _Snapshot(Collector):
         yield from (waiting, admitted, refused, shed)
 
     def _declared(self, declared: Counter | Gauge, value: Number) -> Metric:
-        """A number under its name; a list of them, told apart by its label."""
+        """Return a declared number as a metric. The elements of a list are distinguished by the declared label."""
         if not isinstance(value, list):
             make = self._counter if isinstance(declared, Counter) else self._gauge
             return make(declared.metric, declared.help, value)

@@ -1,10 +1,10 @@
-"""Optional OpenTelemetry: one span per completion request, made when it has ended, from what the access log knows too.
+"""Optional OpenTelemetry spans: one per completion request, made at its end from the same record as the access log.
 
     headway serve --otlp-traces-endpoint http://collector:4318/v1/traces
 
-A span belongs to the trace that the client names in a `traceparent` header (W3C), else it starts one. Attributes have
-the names of OpenTelemetry's conventions for generative AI; times inside the engine, for which these have none, have
-vLLM's, in seconds. Spans are sent by a thread; while the collector is away they are dropped.
+A span belongs to the trace of the client's `traceparent` header (W3C), or starts a new one. Attribute names follow
+OpenTelemetry's conventions for generative AI. These have no names for times inside the engine, which therefore have
+vLLM's names and are in seconds. A thread sends the spans; while the collector is not reachable they are dropped.
 
 This module needs the packages of the extra `otel`.
 """
@@ -24,7 +24,7 @@ from headway.server.metrics.access_log import AccessRecord
 
 EXPORT_TIMEOUT_S = 5.0
 OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
-"""Which requests have spans, and what OpenTelemetry calls what they do."""
+"""Paths of the requests that have spans, with OpenTelemetry's names of their operations."""
 
 _Value = str | int | float | bool | list[str]
 
@@ -41,11 +41,11 @@ class RequestSpans:
 
     @classmethod
     def to_collector(cls, endpoint: str, *, model: str) -> RequestSpans:
-        """Send them as OTLP over HTTP."""
+        """Return an instance that sends spans as OTLP over HTTP."""
         return cls(OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S), model=model)
 
     def export(self, record: AccessRecord) -> None:
-        """A request has ended."""
+        """Make the span of a request that has ended."""
         operation = OPERATIONS.get(record.path)
         if operation is None:
             return
@@ -62,17 +62,17 @@ class RequestSpans:
                 **_attributes(record),
             },
         )
-        if record.error is not None and not 400 <= (record.status or 0) < 500:  # which would be the client's fault
+        if record.error is not None and not 400 <= (record.status or 0) < 500:  # 4xx is the client's fault
             span.set_status(Status(StatusCode.ERROR, record.error))
         span.end(int((record.time_s + duration_s) * 1e9))
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans and stop."""
         self._provider.shutdown()
 
 
 def _resource() -> Resource:
-    """What $OTEL_SERVICE_NAME and $OTEL_RESOURCE_ATTRIBUTES say, by the name of headway if they name nothing."""
+    """Return the resource of $OTEL_SERVICE_NAME and $OTEL_RESOURCE_ATTRIBUTES, named headway if they set no name."""
     resource = Resource.create()
     if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: "headway"}))
@@ -80,7 +80,7 @@ def _resource() -> Resource:
 
 
 def _attributes(record: AccessRecord) -> dict[str, _Value]:
-    """What is known of the request; what does not apply is left out."""
+    """Return the attributes of a request's span, without those that do not apply."""
     known: dict[str, _Value | None] = {
         "gen_ai.request.id": record.request_id,
         "http.request.method": record.method,

@@ -1,6 +1,6 @@
-"""What the server counts: since the start for Prometheus, and over the last minute for its page.
+"""The server's own counters and latencies: since the start for Prometheus, and of the last minute for its page.
 
-Latencies are measured in the front end, as clients see them; the engine's own numbers come with every step.
+Latencies are measured in the front end, as clients see them. The engine sends its own numbers with every step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20
 
 
 class Histogram:
-    """How many values fell below each bound. Observing costs a binary search, since it is done for every token."""
+    """Counts values by bucket. Observing costs only a binary search, because it is done for every token."""
 
     __slots__ = ("_bounds", "counts", "total")
 
@@ -47,7 +47,7 @@ class Histogram:
         self.total += value * times
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """(upper bound, how many were at most that), the last for infinity, as Prometheus wants it."""
+        """Return pairs of an upper bound and the number of values up to it, the last for infinity, as in Prometheus."""
         rows: list[tuple[str, float]] = []
         below = 0
         for bound, count in zip([*map(_bound_text, self._bounds), "+Inf"], self.counts, strict=True):
@@ -61,9 +61,9 @@ def _bound_text(bound: float) -> str:
 
 
 class RecentQuantiles:
-    """Quantiles of the values of the last minute, in ten-second slices, exact to a tenth of a value.
+    """Quantiles of the values of the last minute, kept in ten-second slices, with a relative error of at most 10%.
 
-    Values are counted in classes that each span a factor of 1.1, from a microsecond on.
+    Values are counted in buckets that each span a factor of 1.1 and begin at one microsecond.
     """
 
     SLICE_S = 10.0
@@ -76,7 +76,7 @@ class RecentQuantiles:
         self._slices: deque[tuple[int, list[int]]] = deque(maxlen=self.NUM_SLICES)
 
     def observe(self, value_s: float, times: int = 1) -> None:
-        """Count a value."""
+        """Count `value_s`, `times` times."""
         number = int(self._now() / self.SLICE_S)
         if not self._slices or self._slices[-1][0] != number:
             self._slices.append((number, [0] * self._NUM_CLASSES))
@@ -84,7 +84,7 @@ class RecentQuantiles:
         self._slices[-1][1][min(place, self._NUM_CLASSES - 1)] += times
 
     def quantiles(self, wanted: Sequence[float]) -> list[float]:
-        """The wanted quantiles, in seconds; NaN where nothing was counted."""
+        """Return the wanted quantiles in seconds, or NaN if nothing was counted."""
         oldest = int(self._now() / self.SLICE_S) - self.NUM_SLICES
         slices = [counts for number, counts in self._slices if number > oldest]
         counts = [sum(column) for column in zip(*slices)]
@@ -103,17 +103,17 @@ class RecentQuantiles:
 
 
 class RecentShare:
-    """By how much one counter has grown in the last minute, as a share of another's growth."""
+    """The growth of one counter in the last minute, as a share of the growth of another."""
 
     WINDOW_S = 60
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._part = self._whole = 0
-        self._marks: deque[tuple[int, int, int]] = deque()  # of each second with news: the counters before it
+        self._marks: deque[tuple[int, int, int]] = deque()  # each second with a change, and the counters before it
 
     def observe(self, part: int, whole: int) -> None:
-        """What the counters say now. Counters that have fallen started anew."""
+        """Record the current counters. Counters that have decreased were reset."""
         if whole < self._whole or part < self._part:
             self._marks.clear()
         elif whole > self._whole:
@@ -121,7 +121,7 @@ class RecentShare:
         self._part, self._whole = part, whole
 
     def share(self) -> float | None:
-        """Of the last minute; None if the whole has not grown in it."""
+        """Return the share in the last minute, or None if the whole has not grown."""
         oldest = int(self._now()) - self.WINDOW_S
         while self._marks and self._marks[0][0] <= oldest:
             self._marks.popleft()
@@ -145,11 +145,11 @@ class RecentTimes:
         self._samples: deque[tuple[float, float]] = deque(maxlen=LIMITS.max_samples)
 
     def add(self, seconds: float) -> None:
-        """Count something that took `seconds`, now."""
+        """Add a sample of `seconds`, taken now."""
         self._samples.append((self._now(), seconds))
 
     def of_last(self, last_s: float) -> list[float]:
-        """What was added in the last `last_s` seconds, at most `WINDOW_S` of them, sorted."""
+        """Return the sorted samples of the last `last_s` seconds, which may be at most `WINDOW_S`."""
         now_s = self._now()
         while self._samples and self._samples[0][0] < now_s - WINDOW_S:
             self._samples.popleft()
@@ -163,14 +163,14 @@ class RecentTimes:
 
 
 def percentile(ordered: list[float], share: float) -> float | None:
-    """The nearest-rank percentile of sorted samples; None of nothing."""
+    """Return the nearest-rank percentile of sorted samples, or None if there are none."""
     if not ordered:
         return None
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 class ServerMetrics:
-    """Counters and histograms; `observe_*` and `count_*` are called as things happen."""
+    """The server's counters and histograms. `observe_*` and `count_*` are called for each event."""
 
     def __init__(self, model: str, now: Callable[[], float] = time.monotonic) -> None:
         self.model = model
@@ -188,9 +188,9 @@ class ServerMetrics:
         self.schedule_time = Histogram(STEP_BUCKETS_S)
         self.recent_itl = RecentQuantiles(now)
         self.recent_first_tokens = RecentTimes(now=now)
-        """For the page, which shows those of the last seconds."""
+        """For the page, which shows those of the last few seconds."""
         self.recent_hits = RecentShare(now)
-        """Tokens found in the prefix cache, of those looked up. The page shows it too."""
+        """Share of the looked-up tokens that were found in the prefix cache. The page shows it too."""
         self.prediction_time = Histogram(STEP_BUCKETS_S)
         self.prediction_error = 0.0
         self.num_checked_predictions = 0
@@ -198,14 +198,14 @@ class ServerMetrics:
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self.responses: dict[tuple[str, int], int] = {}
         self.num_answering = 0
-        """Generation requests that are being answered, from their first byte to the last of the answer."""
+        """Number of generation requests in progress, from their first byte to the last byte of their answer."""
         self.loop_stalls = LoopStalls()
         self.num_front_end_restarts = 0
         self._num_steps = -1
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
-        """A generation request is being answered."""
+        """Count a generation request as in progress inside the block."""
         self.num_answering += 1
         try:
             yield
@@ -213,7 +213,7 @@ class ServerMetrics:
             self.num_answering -= 1
 
     def observe_step(self, stats: EngineStats) -> None:
-        """A step's numbers; those of a step that is known already are passed over."""
+        """Record the numbers of a step, unless it has been recorded before."""
         self.recent_hits.observe(stats.prefix_cache.num_hit_tokens, stats.prefix_cache.num_queried_tokens)
         if stats.batch.num_steps != self._num_steps:
             self._num_steps = stats.batch.num_steps
@@ -221,33 +221,34 @@ class ServerMetrics:
             self.schedule_time.observe(stats.step.schedule_s)
 
     def observe_first_token(self, after_s: float) -> None:
-        """The first token of a sequence has come, `after_s` seconds after its request."""
+        """Record the first token of a sequence, `after_s` seconds after its request arrived."""
         self.time_to_first_token.observe(after_s)
         self.recent_first_tokens.add(after_s)
 
     def observe_tokens(self, gap_s: float, num_tokens: int) -> None:
-        """Tokens that came together, `gap_s` seconds after those before: each counts with its share."""
+        """Record tokens that were delivered together, `gap_s` seconds after the previous ones. Each counts with an
+        equal share of the gap."""
         each_s = gap_s / num_tokens
         self.inter_token_latency.observe(each_s, num_tokens)
         self.recent_itl.observe(each_s, num_tokens)
 
     def observe_timings(self, timings: RequestTimings) -> None:
-        """What the engine says about a request that has ended."""
+        """Record the engine's timings of a request that has ended."""
         self.queue_time.observe(timings.queue_s)
         self.prefill_time.observe(timings.prefill_s)
         self.decode_time.observe(timings.decode_s)
         self.inference_time.observe(timings.prefill_s + timings.decode_s)
 
     def observe_prediction(self, waited_s: float, *, num_missing: int) -> None:
-        """A request has its predicted lengths, or has gone on without some of them."""
+        """Record how long a request waited for its predicted lengths, and how many of them are missing."""
         self.prediction_time.observe(waited_s)
         self.num_missing_predictions += num_missing
 
     def observe_prediction_error(self, log_error: float) -> None:
-        """A completion that was predicted has ended; the error is the absolute difference of the logarithms."""
+        """Record a prediction's error: the absolute difference of the logarithms of predicted and actual length."""
         self.prediction_error += log_error
         self.num_checked_predictions += 1
 
     def count_response(self, route: str, status: int) -> None:
-        """An HTTP answer has gone out."""
+        """Count an HTTP answer by route and status."""
         self.responses[route, status] = self.responses.get((route, status), 0) + 1
