@@ -1,4 +1,4 @@
-"""Checks what must be true of a scheduler between any two calls, whatever is in flight. Tests call it every time."""
+"""Checks what must be true of a scheduler between any two calls, whatever is in flight. Tests check it each time."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _BatchOrder = tuple[Any, int, int]  # the policy's key when the request was admi
 
 
 class Departures(NamedTuple):
-    """Requests that have left the batch, for the runner to forget."""
+    """Requests that have left the batch, which the runner has to forget."""
 
     preempted_request_ids: tuple[str, ...]
     finished_request_ids: tuple[str, ...]
@@ -69,8 +69,8 @@ class LiveRequests:
         """The order of each running request in the batch."""
         self.num_skips: dict[Request, int] = {}
         """How many others have been admitted past each waiting request that did not fit."""
-        self._preempted_request_ids: list[str] = []  # since the last step
-        self._finished_request_ids: list[str] = []  # likewise
+        self._preempted_request_ids: list[str] = []  # those preempted since the last step
+        self._finished_request_ids: list[str] = []  # those finished since the last step
         self._num_arrivals = 0
 
     @property
@@ -152,7 +152,7 @@ class LiveRequests:
     # ---- leaving --------------------------------------------------------------------------------------------------
 
     def preemptible(self) -> list[Request]:
-        """Running requests that have not been preempted too often already."""
+        """Return the running requests that have not been preempted too often already."""
         most = self._max_preemptions
         return [request for request in self.running if request.num_preemptions < most]
 

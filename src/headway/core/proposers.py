@@ -106,7 +106,7 @@ class NgramProposer:
         """There is nothing to note."""
 
     def forget_finished(self) -> None:
-        """Drop the tokens of requests that have ended."""
+        """Forget the tokens of requests that have ended."""
         self._tokens = {request: known for request, known in self._tokens.items() if not request.status.is_finished}
 
 
@@ -135,7 +135,7 @@ class ModelProposer:
         self._read[request] = request.num_preemptions, request.num_known_tokens
 
     def forget_finished(self) -> None:
-        """Drop what is known of requests that have ended."""
+        """Forget requests that have ended."""
         self._read = {request: read for request, read in self._read.items() if not request.status.is_finished}
 
 

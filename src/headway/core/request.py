@@ -191,7 +191,7 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated so far."""
+        """How many tokens have been generated so far."""
         return len(self.output_token_ids)
 
     def known_tokens(self, start: int, end: int) -> tuple[int, ...]:
@@ -229,7 +229,7 @@ class Request:
         return num_tokens - self.num_computed_tokens
 
     def move_to(self, status: RequestStatus) -> None:
-        """Change status; an illegal move raises and changes nothing."""
+        """Change the status. Raises `RuntimeError` and changes nothing if the move is illegal."""
         if status not in _LEGAL_MOVES.get(self.status, frozenset()):
             raise RuntimeError(f"request {self.request_id}: illegal move {self.status.name} -> {status.name}")
         self.status = status

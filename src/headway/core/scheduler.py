@@ -207,7 +207,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have no seat."""
+        """How many requests have no seat."""
         return len(self.live.waiting) + len(self.live.fetching.requests)
 
     @property

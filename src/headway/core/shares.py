@@ -71,7 +71,7 @@ class StepPlan:
 
 
 class ShareAllocator:
-    """Gives requests their shares of a step."""
+    """Gives requests their shares of a step, and preempts others if blocks run out."""
 
     def __init__(
         self,

@@ -97,9 +97,9 @@ class Speculation:
     """Adds drafts to planned steps, and learns from their outcome.
 
     How many tokens the requests of a step with drafts gain is not known before it has landed. If the device can
-    continue without the host knowing (`is_ahead`), the device makes the drafts, and this class decides only how many
-    tokens they have, from guesses of its own. Otherwise the next step is planned only after such a step has landed
-    (`must_await`).
+    continue without the host knowing (`is_ahead`), the device makes the drafts. Then this class decides only how many
+    tokens they have, based on the guesses that it can make from known tokens. Otherwise the next step may be planned
+    only after such a step has landed (`must_await`).
     """
 
     def __init__(

@@ -16,7 +16,7 @@ class StepTimeTuning:
 
     free_tokens: int = 64
     """The fewest prompt tokens that a step may have, so that prompts always make progress. A step with fewer of them
-    counts as one without any."""
+    counts as one without prompts."""
     backlog_share: float = 0.1
     """One step may take this part of the time that the whole backlog of prompts needs."""
     backlog_steps: int = 8
@@ -25,7 +25,7 @@ class StepTimeTuning:
     """A step with prompts gains throughput up to this many times the time of its decodes alone; prompts then take 7/8
     of it. Longer steps gain little, and all decoding requests wait for them."""
     stretch: float = 2.5
-    """How many times the target a step may take for the sake of a backlog."""
+    """For the sake of a backlog, a step may take up to this many times the target."""
     tokens_per_late_one: int = 250
     """How many tokens must be in time before another one may be late, so that the 99th percentile keeps the target."""
     short_part: float = 0.25

@@ -82,7 +82,7 @@ _FETCHING, _ON_HOST, _PREFETCHED = PartState.FETCHING, PartState.ON_HOST, PartSt
 
 
 class HostedPart:
-    """A block that has a slot."""
+    """A block that has a slot, with its state."""
 
     __slots__ = ("is_storing", "slot", "source", "state")
 
@@ -104,11 +104,11 @@ class HostTier:
         self.disk = disk
         self.stats = HostTierStats()
         self.num_fetching = 0
-        """Slots that are being filled."""
+        """How many slots are being filled."""
         self.num_storing = 0
-        """Slots that are being stored."""
+        """How many slots are being written to disk."""
         self._parts: OrderedDict[bytes, HostedPart] = OrderedDict()  # least recently used first
-        self._dirty: OrderedDict[bytes, None] = OrderedDict()  # the blocks that are not stored yet, in the same order
+        self._dirty: OrderedDict[bytes, None] = OrderedDict()  # the blocks that have to be stored, in the same order
         self._free = list(range(num_slots - 1, -1, -1))
         self._read_by_next_step: set[int] = set()
         self._being_copied = collections.Counter[int]()  # how many steps in flight copy to each slot
@@ -236,7 +236,7 @@ class HostTier:
 
     @property
     def num_takeable(self) -> int:
-        """Slots that are free, or whose blocks are not pinned."""
+        """How many slots are free or hold blocks that are not pinned."""
         return self.num_slots - self.num_fetching - sum(digest in self for digest in self._pins)
 
     def mark_prefetched(self, digest: bytes, *, is_prefetched: bool) -> None:

@@ -13,11 +13,11 @@ class BlockMoves(NamedTuple):
     the step does not wait for."""
 
     moved_out: tuple[tuple[int, int], ...] = ()
-    """(block, slot of the host tier)"""
+    """(block, slot of the host tier): a block to copy to host memory."""
     copied: tuple[tuple[int, int], ...] = ()
-    """(from, to)"""
+    """(source block, target block): a block to copy on the device."""
     moved_in: tuple[tuple[int, int], ...] = ()
-    """(slot of the host tier, block)"""
+    """(slot of the host tier, block): a slot to copy to the device."""
     fetched: tuple[tuple[bytes, int, str], ...] = ()
     """(digest, slot of the host tier, source): a slot to fill in parallel to the steps, from disk (source "") or from
     the replica at this address. No other copy of this step or of an earlier one in flight uses the slot."""

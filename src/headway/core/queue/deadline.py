@@ -73,7 +73,7 @@ class DeadlineQueue(WaitingQueue):
 
     def remove(self, request: Request) -> None:
         if request in self._front:
-            self._front.remove(request)  # the others keep their order until time goes on
+            self._front.remove(request)  # the others keep their order until `advance`
         due_s = self._due_s(request)
         if due_s is None:
             self._without.remove(request)
