@@ -61,7 +61,7 @@ class EvictionQueue:
         evicted: list[CachedBlock] = []
         candidates, above = self._candidates, None
         while len(evicted) < num_blocks and (candidates or above is not None):
-            # Usually the parent of the last block is next, since it was released just after it. The heap is then unchanged.
+            # Usually the parent of the last block is next: it was released just after it. Then the heap stays as it is.
             least = heapq.heappop(candidates) if above is None else heapq.heappushpop(candidates, above)
             above = None
             _, key, _, version, block = least
