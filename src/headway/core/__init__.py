@@ -1,6 +1,6 @@
-"""Pure decisions: requests in, `SchedulerOutput` out. Standard library only: no tensors, no clock, no I/O.
+"""The scheduling core: it turns requests into `SchedulerOutput`. It has no tensors, no clock and no I/O.
 
-Whatever drives these classes (the real engine, a simulator, a test) gets the same schedule for the same calls.
+It uses only the standard library. The engine, the simulator and tests get the same schedule for the same calls.
 """
 
 from headway.core.invariants import check_invariants

@@ -1,5 +1,5 @@
-"""Which waiting requests enter the batch in a step: in the policy's order, and past a request that does not fit. The
-policy may have running requests preempted for one that finds no seat or memory."""
+"""Admits waiting requests to the batch, in the policy's order. A request that does not fit may be passed, and the
+policy may preempt running requests for one that finds no seat or memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from headway.core.shares import ShareAllocator, StepPlan
 from headway.settings import SchedulerSettings
 
 MAX_DISPLACED = 4
-"""At most this many running requests are preempted in one step for others that wait."""
+"""At most this many running requests are preempted in one step for waiting ones."""
 
 
 class Admission:
-    """Lets waiting requests enter. They get their first share of the step at once."""
+    """Admits waiting requests. They get their first share of the step at once."""
 
     def __init__(
         self,
@@ -36,7 +36,8 @@ class Admission:
         self._displaces = policy.displaces
 
     def admit_waiting(self, plan: StepPlan) -> None:
-        """Admit waiting requests in policy order; past one that does not fit, but only so far and so often."""
+        """Admit waiting requests in policy order. A request that does not fit may be passed, at most `max_head_skips`
+        times, and only by the `skip_window` requests after it."""
         live = self._live
         if live.fetching.blocked:
             live.fetching.retry()
@@ -44,12 +45,12 @@ class Admission:
         while plan.budget.left and index <= self._skip_window:
             has_seat = live.num_free_seats > 0
             if not has_seat and not self._displaces:
-                break  # most steps: no request has left, and the queue need not be looked at
+                break  # most steps: no request has left, so the queue is not inspected
             request = self._peek(index)
             if request is None:
                 break
             if has_seat and self._kv_cache.should_wait(request):
-                index += 1  # not for long, and not for want of room: requests that pass it take nothing from it
+                index += 1  # it waits for a short time for a block, not for room: passing it takes nothing from it
             elif live.fetch(request):
                 continue  # it has left the queue
             elif has_seat and live.fits(request):
@@ -70,7 +71,7 @@ class Admission:
                 index += 1
 
     def _peek(self, index: int) -> Request | None:
-        """The waiting request at this index from the front, if it may enter."""
+        """Return the waiting request at this index from the front, if it may be admitted."""
         return self._live.waiting.peek(index)
 
     def _has_time_for(self, plan: StepPlan, request: Request) -> bool:
@@ -78,19 +79,19 @@ class Admission:
         return plan.budget.left > 0
 
     def _count_skips(self, num_passed: int) -> None:
-        """Count that a request is admitted past the first ones."""
+        """Count that a request is admitted past the first `num_passed` ones."""
         for index in range(num_passed):
             passed = self._peek(index)
             assert passed is not None
             self._live.skip(passed)
 
     def _choose_displaced(self, plan: StepPlan, request: Request, most: int) -> list[Request]:
-        """Running requests to preempt so that a waiting one can enter, as the policy chooses them. None, if it could
-        not enter after `most` of them: no request is preempted for nothing."""
+        """Return the running requests to preempt so that a waiting one can be admitted, as the policy chooses them. The
+        list is empty if `most` of them would not make enough room, so that none is preempted in vain."""
         live = self._live
         if not self._displaces or request.num_pending_tokens or not live.running or self._kv_cache.should_wait(request):
             return []
-        if plan.displaceable is None:  # requests that enter after this are not among them
+        if plan.displaceable is None:  # requests admitted in this step are not among them
             new_ids = {new.request_id for new in plan.admitted}
             plan.displaceable = [one for one in live.preemptible() if one.request_id not in new_ids]
         candidates = [one for one in plan.displaceable if one not in plan.preempted]

@@ -1,4 +1,4 @@
-"""A scheduler with its cache, as the settings ask for it: the same for the engine and for the simulator."""
+"""Creates a scheduler and its KV cache from the settings, for the engine and for the simulator alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway.settings import CacheSettings, SchedulerSettings
 
 
 class CacheSize(Protocol):
-    """How much room there is for keys and values, as a `MemoryPlan` or a simulated machine says."""
+    """How much room there is for keys and values. `MemoryPlan` and the simulated machine implement this."""
 
     @property
     def num_blocks(self) -> int: ...
@@ -27,17 +27,17 @@ class CacheSize(Protocol):
 
     @property
     def num_host_slots(self) -> int:
-        """Blocks that find room in host memory, beside the cache."""
+        """How many blocks host memory has room for, besides the cache on the device."""
         ...
 
     @property
     def restore_block_s(self) -> float:
-        """Time to copy one of these back."""
+        """Time to copy one block from host memory back to the device."""
         ...
 
 
 def create_scheduler(settings: SchedulerSettings, cache: CacheSettings, size: CacheSize) -> Scheduler:
-    """A scheduler with an empty cache of this size."""
+    """Create a scheduler with an empty cache of this size."""
     kv_cache = KVCacheManager(
         num_blocks=size.num_blocks,
         block_size=size.block_size,
@@ -50,6 +50,6 @@ def create_scheduler(settings: SchedulerSettings, cache: CacheSettings, size: Ca
 
 
 def scheduler_of(settings: SchedulerSettings, kv_cache: KVCacheManager) -> Scheduler:
-    """A scheduler over this cache, which must be empty."""
+    """Create a scheduler over this cache, which must be empty."""
     is_today = settings.batching == "continuous" and settings.prefill_mode == "chunked"
     return (Scheduler if is_today else EraScheduler)(settings, kv_cache)

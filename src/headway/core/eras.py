@@ -1,22 +1,22 @@
-"""How batches were formed before continuous batching and chunked prompts, for comparisons: `EraScheduler`.
+"""`EraScheduler`: batching from before continuous batching and chunked prefill, for comparisons.
 
-    static          a batch is formed, sealed and computed to the end of its longest answer; then the next one
+    static          a batch is formed, sealed and computed to the end of its longest answer; then the next one is formed
                     ▇▇▇▇▇▇▇▇  ▇▇▇▇▇▇▇▇
-                    ▇▇▇░░░░░  ▇▇▇▇▇░░░        ░ finished, but seat and memory are held until all are
-    dynamic         the same, but a batch is formed when it is full or its first request has waited long enough, and of
-                    requests of about the same length
-    continuous      requests enter at any step, and leave with their last token
+                    ▇▇▇░░░░░  ▇▇▇▇▇░░░        ░ finished, but it holds its seat and memory until all have finished
+    dynamic         the same, but a batch is formed of requests of about the same length, when it is full or its first
+                    request has waited long enough
+    continuous      requests are admitted at any step, and leave with their last token
                     ▇▇▇▇▇▇▇▇▇▇▇▇▇
                     ▇▇▇▇▇▇▇▇▇▇
 
-    prefill-first   prompts are computed whole, in steps of their own, before any decode
-    decode-first    the same, but when no request decodes
+    prefill-first   whole prompts are computed in separate steps, before any decode
+    decode-first    the same, but only when no request decodes
 
 A finished request of a sealed batch computes nothing more, which is cheaper than most static batching was. Its tokens
-are told when they come, and its end when the batch is done, whatever has ended it.
+are delivered when they are sampled, but its end is reported when the whole batch is done.
 
-A beam search is one member of its batch, though the scheduler sees a request per beam and position: a beam leaves with
-its token, and its forks join the batch that it was in, as soon as there is room.
+A beam search is one member of its batch, although the scheduler sees one request per beam and position. A beam leaves
+with its token, and its forks join the same batch as soon as there is room.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from headway.core.shares import ShareAllocator, StepPlan
 from headway.settings import SchedulerSettings
 
 _LAST_TOKEN = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH)
-_FORKS = -1  # the class of forks: whatever their length, they belong to the batch of the beams that they continue
+_FORKS = -1  # the class of all forks: whatever their length, they belong to the batch of the beams that they continue
 
 
 class LengthQueue(GroupedQueue):
-    """Waiting requests by classes of lengths; in a class the longest has at most twice the tokens of the shortest. The
-    class with the earliest arrival goes first, once a batch is being formed that one's."""
+    """Waiting requests by classes of lengths. The longest of a class has at most twice the tokens of the shortest.
+    While a batch is being formed, its class goes first; otherwise the class with the earliest arrival does."""
 
     def __init__(self) -> None:
         super().__init__(_length_class, self._rank)
         self.open_class: int | None = None
-        """Of the batch that is being formed."""
+        """The length class of the batch that is being formed."""
 
     def _rank(self, request: Request) -> tuple[bool, bool, int]:
         length_class = _length_class(request)
@@ -53,7 +53,7 @@ class LengthQueue(GroupedQueue):
 
 
 def _length_class(request: Request) -> int:
-    """By the tokens of prompt and answer together, as far as they are known or predicted."""
+    """The class of a request, by its prompt tokens and its predicted answer tokens together."""
     if request.is_fork:
         return _FORKS
     num_tokens = request.num_prompt_tokens + (request.options.predicted_tokens or 0.0)
@@ -61,17 +61,17 @@ def _length_class(request: Request) -> int:
 
 
 class _Entrants(enum.Enum):
-    """Which waiting requests may enter the batch in a step."""
+    """Which waiting requests may be admitted to the batch in a step."""
 
     NONE = "none"
     FORKS = "forks"
-    """The batch is sealed: only forks of its own beams."""
+    """The batch is sealed: only forks of its beams may join."""
     ALL = "all"
 
 
 class EraAdmission(Admission):
-    """Lets requests into a batch that is being formed, until none waits or there is no seat or memory left; then it is
-    sealed. Where prompts are not cut, it lets in only those that fit into the step as a whole."""
+    """Admits requests to a batch that is being formed, until none waits or no seat or memory is left; then the batch is
+    sealed. If prompts are not cut into chunks, it admits only those that fit into the step as a whole."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class EraAdmission(Admission):
             self._is_forming = self._entrants is _Entrants.ALL and others_may_follow
 
     def opens_at_s(self) -> float:
-        """When the next requests may enter, if the batch is empty."""
+        """The time at which the next requests may be admitted, if the batch is empty."""
         lengths = self._lengths
         first = None if lengths is None else lengths.peek(0)
         if lengths is None or first is None or first.is_fork or lengths.num_alike(first) >= self._config.max_num_seqs:
@@ -108,7 +108,7 @@ class EraAdmission(Admission):
         return first.arrival_s + self._config.batch_window_ms / 1e3
 
     def may_enter(self, request: Request) -> bool:
-        """Whether a waiting request would be one of those that may enter, if requests were admitted now."""
+        """Whether a waiting request would be allowed to enter if requests were admitted now."""
         return self._is_among(request, self._choose_entrants())
 
     def _choose_entrants(self) -> _Entrants:
@@ -140,8 +140,8 @@ class EraAdmission(Admission):
         return request if request is not None and self._is_among(request, self._entrants) else None
 
     def _has_time_for(self, plan: StepPlan, request: Request) -> bool:
-        """Where prompts are not cut, it must fit as a whole, unless it is the first: one that fits into no step is cut
-        all the same."""
+        """Whether the step has tokens left for a prompt. If prompts are not cut into chunks, the whole prompt must fit.
+        Only the first one of a step may be cut, since it may fit into no step."""
         if self._config.prefill_mode == "chunked" or not plan.scheduled:
             self._had_time = super()._has_time_for(plan, request)
         else:
@@ -154,7 +154,7 @@ class EraAdmission(Admission):
 
 
 class EraScheduler(Scheduler):
-    """A scheduler with sealed batches, or with prompts in steps of their own, or with both."""
+    """A scheduler with sealed batches, with separate steps for prompts, or with both."""
 
     admission_kind = EraAdmission
     _admission: EraAdmission
@@ -182,7 +182,7 @@ class EraScheduler(Scheduler):
                 self._compute_prompts(plan)
 
     def _compute_prompts(self, plan: StepPlan) -> None:
-        """Prompts only, and each at once if a step can hold it at all."""
+        """Schedule prompts only. Each is computed in one step, if a step can hold it at all."""
         self._shares.compute_each(plan, [one for one in self.live.running if one.num_remaining_tokens > 1])
         if not plan.preempted:
             self._admission.admit_waiting(plan)
@@ -205,7 +205,8 @@ class EraScheduler(Scheduler):
         return ready_at_s if ready_at_s is None or not self._seals else self._admission.opens_at_s()
 
     def finish_request(self, request_id: str, status: RequestStatus) -> Request:
-        """As in `Scheduler`; a request of a sealed batch that has its last token is held until the batch is done."""
+        """End a request, as in `Scheduler`. If it has its last token and its batch is sealed, it is held until the
+        batch is done."""
         if (held := self._held.get(request_id)) is not None:
             self._let_go(held)
             return held
@@ -227,7 +228,7 @@ class EraScheduler(Scheduler):
         if not self._held or output.is_empty:
             return updates
         updates = [self._without_end(update) for update in updates]
-        # The forks of a beam follow in the same batch: the engine adds them before it asks for the next plan.
+        # The forks of a beam join the same batch: the engine adds them before it asks for the next plan.
         return updates if has_beams else updates + self.take_ends()
 
     def _without_end(self, update: RequestUpdate) -> RequestUpdate:

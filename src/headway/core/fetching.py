@@ -1,9 +1,9 @@
-"""Requests that wait for blocks: their first ones are on disk or at another replica.
+"""Requests that wait for remote blocks: the next blocks of their chains are on disk or at another replica.
 
-    waiting ──► fetching ──► waiting          once, with all blocks of the chain that can come
+    waiting ──► fetching ──► waiting          at most once, for all blocks of the chain that can be fetched
 
-A block that cannot come cuts the chain: those after it are of no use. A request for whose blocks the host has no room
-is blocked, and tried again before others are admitted.
+A block that cannot be fetched cuts the chain, since later blocks are useless without it. A request for whose blocks
+host memory has no room is blocked, and is retried before others are admitted.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from headway.core.request import Request, RequestStatus
 from headway.core.step_time import StepTimeModel
 
 FETCH_LIMIT_S = 30.0
-"""After so long a request does not wait for its blocks any more, whatever has become of them."""
+"""After this time a request stops waiting for its blocks, whether they have arrived or not."""
 
 
 class _Awaited:
-    """What a request that fetches waits for."""
+    """The blocks that a fetching request waits for."""
 
     __slots__ = ("began_s", "chain", "missing")
 
     def __init__(self, began_s: float) -> None:
-        self.chain: Sequence[bytes] = ()  # in order; without one, those behind it are of no use
+        self.chain: Sequence[bytes] = ()  # in order; without one of them, the later ones are useless
         self.missing: set[bytes] = set()
         self.began_s = began_s
 
 
 class FetchingRequests:
-    """Requests that have left the queue until their blocks have come, and which block each waits for."""
+    """Requests that have left the queue until their blocks have arrived, and the blocks that each waits for."""
 
     def __init__(self, *, waiting: WaitingQueue, kv_cache: KVCacheManager, step_time: StepTimeModel, most: int) -> None:
         self.requests: dict[Request, _Awaited] = {}
-        """The one that began first first."""
+        """All fetching requests, in the order in which they began to wait."""
         self.blocked: dict[Request, None] = {}
-        """Of these: for whose blocks there was no room on the host yet, in their order."""
+        """The fetching requests for whose blocks host memory had no room yet, oldest first."""
         self.waits_for: dict[bytes, list[Request]] = {}
         """The requests that wait for a block, by its digest."""
         self._waiting = waiting
@@ -52,8 +52,8 @@ class FetchingRequests:
         return self._kv_cache.tiers
 
     def begin(self, request: Request, *, now_s: float) -> bool:
-        """Have a waiting request wait for blocks that are elsewhere, if it is to: that is decided once, and no more
-        requests do than the batch has seats. Returns whether it does; then it has left the queue."""
+        """Let a waiting request wait for remote blocks, if it should. That is decided once for each request, and no
+        more requests wait than the batch has seats. Returns whether it waits and has left the queue."""
         is_new = not request.has_fetched and not request.num_preemptions and not request.is_fork
         if not is_new or len(self.requests) >= self._most:
             return False
@@ -68,7 +68,7 @@ class FetchingRequests:
         return True
 
     def retry(self) -> None:
-        """Have blocks fetched for requests that had no room for them, the first one first, as far as there is now."""
+        """Fetch blocks for blocked requests, oldest first, until there is no more room on the host."""
         while self.blocked:
             request = next(iter(self.blocked))
             decision = self._decide(request)
@@ -92,8 +92,8 @@ class FetchingRequests:
             self.waits_for.setdefault(digest, []).append(request)
 
     def fetch_done(self, digest: bytes, ok: bool) -> bool:
-        """A block has come, or will not. Requests that have all they can get are queued again. Returns whether it has
-        come and a request that waited for it waits for others still."""
+        """Note that a block has arrived, or cannot be fetched. Requests that wait for no more blocks are queued again.
+        Returns whether it has arrived for a request that still waits for others."""
         is_early = False
         for request in self.waits_for.pop(digest, ()):
             awaited = self.requests[request]
@@ -107,7 +107,7 @@ class FetchingRequests:
         return is_early
 
     def _cut(self, request: Request, awaited: _Awaited, place: int) -> None:
-        """Wait for the first blocks of the chain only."""
+        """Wait only for the first `place` blocks of the chain."""
         chain, awaited.chain = awaited.chain, awaited.chain[:place]
         for digest in chain[place:]:
             if digest in awaited.missing:
@@ -122,21 +122,21 @@ class FetchingRequests:
                 del self.waits_for[digest]
 
     def remove(self, request: Request) -> None:
-        """Take out a request that has ended, or is queued again."""
+        """Remove a request that has ended, or is queued again."""
         awaited = self.requests[request]
         self._cut(request, awaited, 0)
         del self.requests[request]
         self.blocked.pop(request, None)
 
     def _queue_again(self, request: Request) -> None:
-        """The first block counts as used last: without it the others are of no use."""
+        """Queue a request again. Its first block counts as used last, since the others are useless without it."""
         self._tiers.host.touch(reversed(self.requests[request].chain))
         self.remove(request)
         request.move_to(RequestStatus.WAITING)
         self._waiting.push(request)
 
     def advance(self, now_s: float) -> None:
-        """Queue again what has waited for too long. `now_s`: when the step is planned."""
+        """Queue requests again that have waited too long. `now_s` is the time at which the step is planned."""
         while self.requests:
             request, awaited = next(iter(self.requests.items()))
             if now_s - awaited.began_s < FETCH_LIMIT_S:

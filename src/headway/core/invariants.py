@@ -1,4 +1,4 @@
-"""What must be true of a scheduler between any two calls, whatever is in flight. Tests check it after every call."""
+"""Checks what must be true of a scheduler between any two calls, whatever is in flight. Tests check it each time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headway.core.scheduler import Scheduler
 
 
 def check_invariants(scheduler: Scheduler) -> None:
-    """Raise `AssertionError`, naming what broke, unless requests, queue, steps in flight, blocks and promises agree."""
+    """Raise `AssertionError`, which names the violation, unless requests, queue, steps and blocks agree."""
     _check_places(scheduler)
     _check_in_flight(scheduler)
     _check_slots(scheduler)
@@ -21,7 +21,7 @@ def check_invariants(scheduler: Scheduler) -> None:
 
 
 def _check_places(scheduler: Scheduler) -> None:
-    """No request is lost, twice there, or in another place than its status says."""
+    """Check that each live request is in exactly one place, the one that its status says."""
     live = scheduler.live
     waiting = list(live.waiting)
     in_places = sorted(request.request_id for request in [*scheduler.in_batch, *waiting, *live.fetching.requests])
@@ -49,8 +49,8 @@ def _check_places(scheduler: Scheduler) -> None:
 
 
 def _check_in_flight(scheduler: Scheduler) -> None:
-    """Every pending token of a running or waiting request has a step in flight that samples it, and only requests that
-    still have their blocks are kept."""
+    """Check that every pending token of a live request has a step in flight that samples it, and that steps keep only
+    shares of requests that still have their blocks."""
     num_pending: dict[Request, int] = {}
     for step in scheduler.in_flight:
         assert step.keeps.keys() <= set(step.requests), "a request is kept that is not in the step"
@@ -94,7 +94,7 @@ def _check_blocks(scheduler: Scheduler) -> None:
     for request in in_batch:
         table = kv_cache.block_table(request.request_id)
         num_blocks = kv_cache.blocks_for(request.num_computed_tokens)
-        most = kv_cache.blocks_for(request.num_computed_tokens + max_drafts)  # drafts in vain leave their blocks
+        most = kv_cache.blocks_for(request.num_computed_tokens + max_drafts)  # rejected drafts leave their blocks
         assert num_blocks <= len(table) <= most, f"{request} has {len(table)} blocks"
         assert len(set(table)) == len(table), f"{request} has a block twice"
         owners.update(table)
@@ -116,7 +116,8 @@ def _check_promises(scheduler: Scheduler) -> None:
 
 
 def _check_prefix_cache(scheduler: Scheduler) -> None:
-    """Cached blocks form a tree; a request that uses one uses all above it; what is announced is being computed."""
+    """Check that cached blocks form a tree, that a request that uses one uses all above it, and that announced blocks
+    are being computed."""
     kv_cache, cache = scheduler.kv_cache, scheduler.kv_cache.prefix_cache
     if cache is None:
         assert not kv_cache.device.cached and not kv_cache.device.num_idle and not kv_cache.uncached

@@ -1,7 +1,7 @@
-"""Steps in flight, and what their results change: tokens are appended, blocks become findable, requests end.
+"""Takes in the results of steps in flight: appends tokens, makes computed blocks findable, ends requests.
 
-A step is planned as if those before it had run, so several may be in flight. Their results come in the order of the
-steps; requests that have ended meanwhile are passed over.
+A step is planned as if the earlier ones had run, so several may be in flight. Their results arrive in the order of the
+steps. Requests that have ended in the meantime are skipped.
 """
 
 from __future__ import annotations
@@ -27,51 +27,51 @@ from headway.core.scheduler_output import (
 )
 
 _RUNNING, _PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED  # an enum's own attributes are slow to look up
-_COPIED_PART = 0.1  # of a step's time: if copies of blocks take more, it is not learnt from
+_COPIED_PART = 0.1  # if block copies take more than this fraction of a step's time, nothing is learnt from it
 _NOTHING = SampledTokens(())
 _NO_TOKEN = SampledTokens((), error="the executor returned no token for it")
 
 
 @dataclass(slots=True, eq=False)
 class LaunchedStep:
-    """A step whose result has not come. It holds requests, not ids: an id may belong to another request by then."""
+    """A step whose result is outstanding. It holds requests, not ids: an id may belong to another request by then."""
 
     output: SchedulerOutput
     requests: tuple[Request, ...]
-    """One for each of `output.scheduled`, in the same order."""
+    """One request for each of `output.scheduled`, in the same order."""
     keeps: dict[Request, ScheduledRequest]
-    """Shares whose tokens other requests may find if the step succeeds: of the tokens that their requests were admitted
-    with, and they fill a block or are the last. A request that is preempted meanwhile is taken out, since it has lost
-    its blocks."""
+    """Shares whose tokens are cached for other requests if the step succeeds. These shares compute tokens that their
+    requests were admitted with, and they fill a block or reach the last of these tokens. A request that is preempted
+    in the meantime is removed, since it has lost its blocks."""
     dropped: set[Request] = field(default_factory=set)
-    """Requests that were preempted before it was known how many tokens they get: they are going to get them again."""
+    """Requests that were preempted before it was known how many tokens they get. They will sample them again."""
     snapshot: BatchSnapshot | None = None
-    """Of the batch, as it was planned; where the engine reports steps."""
+    """The state of the batch when the step was planned, if the engine reports steps."""
     submitted_s: float = 0.0
     pending: PendingStep | None = None
-    """What the executor has made of it; None: it was not submitted."""
+    """The handle of the submitted step; None: it was not submitted."""
 
 
 class Verifier(Protocol):
-    """Who drafts, and learns from what became of it."""
+    """Adds drafts to steps, and learns from the outcome."""
 
     def observe(self, request: Request, *, num_drafts: int, num_accepted: int) -> None:
-        """A request had so many drafted tokens, of which so many were right."""
+        """Learn that the first `num_accepted` of a request's `num_drafts` drafted tokens were right."""
         ...
 
     def drop(self, request: Request) -> None:
-        """What came of a request's drafts is not going to be known."""
+        """Forget a request's drafts in flight: their outcome will not be known."""
         ...
 
     def observe_step(
         self, duration_s: float, *, num_drafts: int, num_decodes: int, num_chunk_tokens: int
     ) -> float | None:
-        """A step took so long. How long it would have taken without drafts; None: it says nothing about that."""
+        """Learn from the duration of a step. Returns how long it would have taken without drafts; None if unknown."""
         ...
 
 
 class Landing:
-    """Takes in results, oldest step first."""
+    """Takes in the results of steps, oldest step first."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Landing:
         verifier: Verifier | None,
         finish: Callable[[str, RequestStatus], Request],
     ) -> None:
-        """Without a `verifier` there are no drafts. `finish` ends a request."""
+        """Create it without any step in flight. Without a `verifier` there are no drafts. `finish` ends a request."""
         self.in_flight: deque[LaunchedStep] = deque()
         self._kv_cache = kv_cache
         self._live = live
@@ -91,18 +91,18 @@ class Landing:
         self._finish = finish
 
     def launch(self, step: LaunchedStep) -> None:
-        """Expect the result of this step, after those of the steps before."""
+        """Expect the result of this step, after the results of the earlier ones."""
         self.in_flight.append(step)
 
     def drop(self, request: Request) -> None:
-        """Note that a request is about to be preempted: it loses its blocks, and steps in flight keep nothing of it."""
+        """Note that a request is about to be preempted. It loses its blocks, so steps in flight cache none of them."""
         self._drop_drafts(request)
         for step in self.in_flight:
             step.keeps.pop(request, None)
 
     def _drop_drafts(self, request: Request) -> None:
-        """If drafts of a request are being verified, give up what steps in flight bring it, from the first of them on:
-        a request that waits has a number of tokens that does not change."""
+        """Drop a request's results from the first step in flight that verifies drafts of it, and from all later ones:
+        the number of tokens of a waiting request must not change."""
         num_dropped, has_drafts = 0, False
         for step in self.in_flight:
             for own, share in zip(step.requests, step.output.scheduled):
@@ -118,7 +118,8 @@ class Landing:
     def land(
         self, output: SchedulerOutput, result: ModelRunnerOutput, *, duration_s: float | None
     ) -> list[RequestUpdate]:
-        """Take in the result of the oldest step in flight, which must be this one."""
+        """Take in the result of the oldest step in flight. Returns an update for each changed request; raises
+        `RuntimeError` if `output` is not that step."""
         if not self.in_flight or self.in_flight[0].output.step_id != output.step_id:
             raise RuntimeError(f"the result of step {output.step_id} came out of order or twice")
         step = self.in_flight.popleft()
@@ -135,13 +136,13 @@ class Landing:
         return updates
 
     def _is_mostly_copies(self, output: SchedulerOutput, duration_s: float) -> bool:
-        """Whether copies from and to the host are a part of the step's time that counts."""
+        """Whether copies from and to host memory take more than a small part of the step's time."""
         num_copied = len(output.moves.moved_in) + len(output.moves.moved_out)
         return num_copied * self._kv_cache.restore_block_s > _COPIED_PART * duration_s
 
     def _observe(self, output: SchedulerOutput, duration_s: float) -> None:
-        """Learn how long steps take. Each request takes part with one token at least; the others are drafts, and what
-        makes a step with prompts."""
+        """Learn how long steps take. One token of each request counts as a decode. All others are drafted tokens or
+        prompt tokens."""
         num_decodes = len(output.scheduled)
         num_drafts = 0 if self._verifier is None else sum(len(share.drafts) for share in output.scheduled)
         num_chunk_tokens = output.num_scheduled_tokens - num_decodes - num_drafts
@@ -155,7 +156,7 @@ class Landing:
         )
 
     def _keep_computed(self, step: LaunchedStep, result: ModelRunnerOutput) -> None:
-        """Let other requests find what this step has computed, where it has not failed."""
+        """Let other requests find what this step has computed for requests that have not failed."""
         for request, share in step.keeps.items():
             sampled = result.sampled.get(share.request_id)
             has_failed = share.samples if sampled is None else sampled.error is not None
@@ -163,7 +164,7 @@ class Landing:
                 self._kv_cache.land(request, share.num_computed_tokens + share.num_tokens)
 
     def _stop(self, step: LaunchedStep, stopped: frozenset[str]) -> list[RequestUpdate]:
-        """End requests without a token of this step."""
+        """End the `stopped` requests without a token of this step."""
         return [
             self._end(request, _NOTHING, RequestStatus.FINISHED_STOPPED, num_taken=0)
             for request in step.requests
@@ -171,7 +172,7 @@ class Landing:
         ]
 
     def _append(self, step: LaunchedStep, result: ModelRunnerOutput, updates: list[RequestUpdate]) -> None:
-        """Append the new tokens to all requests of a step that are live. This loop is most of what an update costs."""
+        """Append the new tokens to all live requests of a step. This loop takes most of the time of an update."""
         find_sampled, add_update = result.sampled.get, updates.append
         for request, share in zip(step.requests, step.output.scheduled):
             request_id = request.request_id
@@ -205,7 +206,7 @@ class Landing:
                 add_update(self._end(request, sampled, finish_status, num_taken=num_taken))
 
     def _verify(self, request: Request, share: ScheduledRequest, num_tokens: int) -> None:
-        """Take back what was drafted in vain: a step with drafts has brought only so many tokens."""
+        """Retract the rejected drafts of a request: its step has returned `num_tokens` tokens."""
         assert self._verifier is not None
         self._verifier.observe(request, num_drafts=len(share.drafts), num_accepted=num_tokens - 1)
         num_rejected = len(share.drafts) + 1 - num_tokens
@@ -216,7 +217,7 @@ class Landing:
             self._policy.taken_back(request, num_rejected)
 
     def _end(self, request: Request, sampled: SampledTokens, status: RequestStatus, *, num_taken: int) -> RequestUpdate:
-        """End a request by the last token taken, or by an error."""
+        """End a request with the first `num_taken` sampled tokens, or because of an error."""
         token_ids, logprobs = sampled.token_ids[:num_taken], sampled.logprobs[:num_taken]
         if sampled.error is None and request.status is _RUNNING:
             self._kv_cache.complete(request)
@@ -225,13 +226,13 @@ class Landing:
 
 
 def _all_failed(output: SchedulerOutput, result: ModelRunnerOutput) -> bool:
-    """Whether no request got anything out of a step, so that nothing of it may have run."""
+    """Whether all requests of a step failed, so that possibly none of it has run."""
     sampled = (result.sampled.get(share.request_id) for share in output.scheduled)
     return all(one is not None and one.error is not None for one in sampled)
 
 
 def _told_of_prompts(requests: Iterable[Request], result: ModelRunnerOutput) -> list[RequestUpdate]:
-    """Logprobs and vectors of the prompts of live requests; their new tokens are another update."""
+    """Updates with the prompt logprobs and the pooled vectors of live requests. Their new tokens get other updates."""
     logprobs, pooled = result.prompt_logprobs, result.pooled
     return [
         RequestUpdate(

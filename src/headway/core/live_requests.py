@@ -1,12 +1,13 @@
-"""All live requests of a scheduler: where each of them is, and the moves from one place to another.
+"""All live requests of a scheduler: the place of each, and the moves between places.
 
     add ──► waiting ──► running ──► finished
             │  ▲ ▲         │
             ▼  │ └ preempt ┘
           fetching
 
-A move changes all that must change together: the request's status, the queue, the block table, the policy's counts, and
-what the runner has to be told with the next step. Which requests move, and when, is decided elsewhere.
+A move changes everything that must change together: the request's status, the queue, the block table, the policy's
+counts, and the departures to report to the runner with the next step. Other modules decide which requests move, and
+when.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ _BatchOrder = tuple[Any, int, int]  # the policy's key when the request was admi
 
 
 class Departures(NamedTuple):
-    """Requests that have left the batch, for the runner to forget."""
+    """Requests that have left the batch, which the runner has to forget."""
 
     preempted_request_ids: tuple[str, ...]
     finished_request_ids: tuple[str, ...]
 
 
 class LiveRequests:
-    """Waiting and running requests. `running` is in the order the requests had when they were admitted."""
+    """Waiting, fetching and running requests. `running` is sorted by the policy's order at admission."""
 
     def __init__(
         self,
@@ -55,26 +56,26 @@ class LiveRequests:
         )
         self.by_id: dict[str, Request] = {}
         self.now_s = 0.0
-        """When the step is planned."""
+        """The time at which the step is planned."""
         self.last_joined_s = -math.inf
-        """When a request last arrived while others ran."""
+        """The time at which a request last arrived while others ran."""
         self.num_computed_tokens = 0
-        """Of all requests that have blocks together."""
+        """The computed tokens of all requests with blocks together."""
         self._kv_cache = kv_cache
         self._policy = policy
         self._preemption_mode = config.preemption_mode
         self._max_preemptions = config.max_preemptions
         self.orders: dict[Request, _BatchOrder] = {}
-        """Of running requests."""
+        """The order of each running request in the batch."""
         self.num_skips: dict[Request, int] = {}
-        """Of waiting requests that did not fit: how many others have been admitted past them."""
-        self._preempted_request_ids: list[str] = []  # since the last step
-        self._finished_request_ids: list[str] = []  # likewise
+        """How many others have been admitted past each waiting request that did not fit."""
+        self._preempted_request_ids: list[str] = []  # those preempted since the last step
+        self._finished_request_ids: list[str] = []  # those finished since the last step
         self._num_arrivals = 0
 
     @property
     def num_free_seats(self) -> int:
-        """How many more requests the batch may have."""
+        """How many more requests may be admitted to the batch."""
         return self.num_seats - len(self.running)
 
     def advance(self, now_s: float) -> None:
@@ -85,7 +86,7 @@ class LiveRequests:
         self.waiting.advance(now_s)
 
     def entry_key(self, request: Request) -> Any:
-        """The policy's key of a running request when it was admitted."""
+        """The policy's key of a running request at its admission."""
         return self.orders[request][0]
 
     def skip(self, request: Request) -> None:
@@ -95,16 +96,17 @@ class LiveRequests:
     # ---- entering -------------------------------------------------------------------------------------------------
 
     def fits(self, request: Request, *, leaving: Sequence[Request] = ()) -> bool:
-        """Whether there is memory for a waiting request, or would be without those that are `leaving`. One that was
-        preempted while a step sampled for it has to wait for that result: the runner must be told all its tokens."""
+        """Whether there is memory for a waiting request, or would be if the `leaving` ones had left. A request that was
+        preempted while a step sampled for it has to wait for that result: the runner needs the values of all its tokens
+        at admission."""
         if request.num_pending_tokens:
             return False
-        # One spare block per running request: enough for each to grow a while before one must be preempted.
+        # One spare block per running request, so that each can grow for a while before one must be preempted.
         num_spare_blocks = len(self.running) - len(leaving)
         return self._kv_cache.can_admit(request, num_spare_blocks=num_spare_blocks, leaving=leaving)
 
     def can_enter(self, request: Request) -> bool:
-        """Whether a waiting request would enter now, if it were the first."""
+        """Whether a waiting request would be admitted now if it were first in the queue."""
         return self.num_free_seats > 0 and not self._kv_cache.should_wait(request) and self.fits(request)
 
     def add(self, request: Request, *, now_s: float) -> None:
@@ -117,14 +119,14 @@ class LiveRequests:
         self.waiting.push(request)
 
     def fetch(self, request: Request) -> bool:
-        """Whether a waiting request waits for blocks that are elsewhere, from now on. Then it has left the queue."""
+        """Let a waiting request wait for remote blocks, if it should. Returns whether it has left the queue."""
         if self._kv_cache.tiers is None or not self.fetching.begin(request, now_s=self.now_s):
             return False
         self.num_skips.pop(request, None)
         return True
 
     def admit(self, request: Request) -> NewRequest:
-        """Move a waiting request into the batch. Returns it as the runner has to know it."""
+        """Move a waiting request into the batch. Returns the record of it for the runner."""
         order = (self._policy.key(request), request.order_index, request.arrival_index)
         self.waiting.admit(request)
         self.num_skips.pop(request, None)
@@ -150,12 +152,12 @@ class LiveRequests:
     # ---- leaving --------------------------------------------------------------------------------------------------
 
     def preemptible(self) -> list[Request]:
-        """Running requests that have not been preempted too often already."""
+        """Return the running requests that have not been preempted too often already."""
         most = self._max_preemptions
         return [request for request in self.running if request.num_preemptions < most]
 
     def preempt(self, request: Request) -> None:
-        """Take back a running request's blocks. It waits again, where its arrival puts it."""
+        """Free a running request's blocks and queue it again, in its place by arrival."""
         self.num_computed_tokens -= request.num_computed_tokens
         request.preempt()
         self.stop_running(request)
@@ -164,8 +166,8 @@ class LiveRequests:
         self.waiting.push(request)
 
     def finish(self, request_id: str, status: RequestStatus) -> Request:
-        """End a request in any state; its blocks are free at once. Other requests may find what it has computed, unless
-        it has failed."""
+        """End a request in any state and free its blocks at once. What it has computed stays cached, unless it has
+        failed. Raises `RequestNotFoundError` if no live request has this id."""
         request = self.by_id.get(request_id)
         if request is None:
             raise RequestNotFoundError(f"No live request has the id '{request_id}'.")
@@ -186,14 +188,13 @@ class LiveRequests:
         return request
 
     def stop_running(self, request: Request) -> None:
-        """Take a request out of those that run; it still has its blocks."""
+        """Remove a request from the running ones; it still has its blocks."""
         self.running.remove(request)
         del self.orders[request]
         self._policy.left(request)
 
     def forget(self, request: Request, *, keep: bool) -> None:
-        """Let go of a request that ran and has ended; its blocks are free at once. `keep`: other requests may find what
-        it has computed."""
+        """Forget a request that ran and has ended, and free its blocks. `keep`: what it has computed stays cached."""
         del self.by_id[request.request_id]
         self.num_computed_tokens -= request.num_computed_tokens
         self._kv_cache.free(request, keep=keep)
@@ -204,14 +205,14 @@ class LiveRequests:
         self.num_computed_tokens += num_tokens
 
     def take_departures(self) -> Departures:
-        """Which requests have left the batch since the last call."""
+        """Return the requests that have left the batch since the last call."""
         departures = Departures(tuple(self._preempted_request_ids), tuple(self._finished_request_ids))
         self._preempted_request_ids.clear()
         self._finished_request_ids.clear()
         return departures
 
     def inherit_departures(self, other: LiveRequests) -> None:
-        """Take over what the runner has not been told by a scheduler that this one replaces."""
+        """Take over the unreported departures of a scheduler that this one replaces."""
         departures = other.take_departures()
         self._preempted_request_ids += departures.preempted_request_ids
         self._finished_request_ids += departures.finished_request_ids

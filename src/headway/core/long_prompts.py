@@ -1,12 +1,12 @@
-"""What a long prompt changes: steps are shortened, and short prompts pass it.
+"""Lets short prompts pass a long one, and shortens the steps of a long prompt.
 
-Prompts are computed in the order of the policy, and one that takes many steps would keep all behind it waiting for its
-end. So prompts that fit into one step pass it, but not for free: what they take of the steps is counted against the
-long one's own progress, and stays below a fixed share of it.
+Prompts are computed in the order of the policy. A prompt that takes many steps would make all later ones wait until it
+is complete. So prompts that fit into one step pass it, within a limit: the tokens that they take stay below a fixed
+share of the tokens that the long prompt computes.
 
     budget      ████████ ████████ ████████ ████████
     long        ████████ ███████░ ███████░ ██████░░          share 0.15
-    passing            ·        a        b       cc          what they leave is the long one's, and theirs later
+    passing            ·        a        b       cc          the long prompt takes what these leave
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from headway.core.shares import ShareAllocator, StepPlan
 from headway.settings import SchedulerSettings
 
 QUIET_STEPS = 100
-"""If no request has arrived for this many steps with a long prompt, none is expected."""
+"""If no request has arrived for the time of this many steps with a long prompt, none is expected."""
 
 _ROUNDING = 1e-9
 
 
 class PassingAccount:
-    """What the long prompt that short ones pass now has lost to them. A share of 0: it is not passed."""
+    """Counts the tokens that the present long prompt has lost to passing ones. With a share of 0 none may pass."""
 
     def __init__(self, share: float) -> None:
         self._share = share
         self._long: Request | None = None
-        self._num_before = 0  # tokens it had computed when its account was opened
+        self._num_before = 0  # tokens that the long prompt had computed when its account was opened
         self._num_passed = 0
 
     def allowance(self, long: Request, num_left_tokens: int) -> int:
-        """How many of the tokens that a step has left for a long prompt may go to prompts that pass it; at most half of
-        them, so that it makes progress in every step."""
+        """Return how many of the tokens that a step has left for a long prompt may go to prompts that pass it. These
+        are at most half, so that the long prompt makes progress in every step."""
         num_own = long.num_computed_tokens - self._num_before
-        if long is not self._long or num_own < 0:  # another one, or this one starts over
+        if long is not self._long or num_own < 0:  # another long prompt, or this one was preempted
             self._long, self._num_before, self._num_passed, num_own = long, long.num_computed_tokens, 0, 0
-        # Most is as many as make passed = share × own, with what it computes in this very step.
+        # The limit is where passed = share × own, counting the tokens that both compute in this step.
         num_due = (self._share * (num_own + num_left_tokens) - self._num_passed) / (1.0 + self._share)
         return max(0, min(int(num_due + _ROUNDING), num_left_tokens // 2))
 
     def charge(self, num_tokens: int) -> None:
-        """Count tokens of the step that went to prompts that passed."""
+        """Count tokens of a step that went to passing prompts."""
         self._num_passed += num_tokens
 
 
@@ -65,8 +65,8 @@ class LongPrompts:
         self._skip_window = config.skip_window
 
     def let_short_pass(self, plan: StepPlan, prompts: list[Request]) -> None:
-        """Compute prompts that fit into one step before the first that does not, as far as it may be slowed by it.
-        `prompts`: the running requests whose prompts are not complete; at least one is long."""
+        """Compute short prompts before the first long one, within that one's allowance. `prompts` are the running
+        requests whose prompts are not complete; at least one is long."""
         shorten(plan, policy=self._policy, live=self._live)
         index = next(i for i, one in enumerate(prompts) if plan.is_long(one, one.num_remaining_tokens))
         long, before, behind = prompts[index], prompts[:index], prompts[index + 1 :]
@@ -86,8 +86,9 @@ class LongPrompts:
         plan.budget.refund(num_reserved)
 
     def _find_passing(self, plan: StepPlan, long: Request) -> Request | None:
-        """The first waiting request that may pass a long prompt: it fits into a step, and the policy does not put it
-        behind. The last seat is left to the first in the queue, and requests that are overdue are not passed."""
+        """Return the first waiting request that may pass a long prompt: it fits into a step, and the policy does not
+        order it after the long one. The last free seat is left to the first in the queue, and overdue requests are not
+        passed."""
         waiting = self._live.waiting
         num_seats, num_overdue = self._live.num_free_seats, waiting.num_overdue
         if not num_seats:
@@ -105,14 +106,14 @@ class LongPrompts:
 
 
 def shorten_for(plan: StepPlan, request: Request, *, policy: SchedulingPolicy, live: LiveRequests) -> None:
-    """Shorten the step if the request that enters it has a long prompt to compute."""
+    """Shorten the step if the request that is about to be admitted has a long prompt to compute."""
     if plan.is_long(request, _num_uncached(plan, request, policy)):
         shorten(plan, policy=policy, live=live)
 
 
 def shorten(plan: StepPlan, *, policy: SchedulingPolicy, live: LiveRequests) -> None:
-    """Limit a step with a long prompt: requests that arrive meanwhile must not wait long for its end. A batch of work
-    that was there from its start, while no other request has arrived for long, is computed at full speed."""
+    """Limit a step with a long prompt, so that requests that arrive during it do not wait long for its end. If no
+    request has arrived for long while others ran, the work is a closed batch and is computed at full speed."""
     quiet_s = plan.now_s - live.last_joined_s
     if len(live.by_id) == 1 or quiet_s < QUIET_STEPS * policy.view.pace.long_step_s:
         num_taken = plan.num_prompt_tokens - plan.budget.left
@@ -120,7 +121,7 @@ def shorten(plan: StepPlan, *, policy: SchedulingPolicy, live: LiveRequests) -> 
 
 
 def _num_uncached(plan: StepPlan, request: Request, policy: SchedulingPolicy) -> int:
-    """How many tokens of a waiting request would have to be computed; the cache is asked only if it matters."""
+    """How many tokens of a waiting request would have to be computed. The cache is looked up only for long prompts."""
     if request.num_tokens <= plan.max_short_tokens:
         return request.num_tokens
     return request.num_tokens - policy.view.num_cached_tokens(request)

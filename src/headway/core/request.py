@@ -1,24 +1,24 @@
-"""A request: a list of tokens, how many of them are in the KV cache, and where it stands in its life.
+"""A request: its tokens, how many of them are in the KV cache, and its status.
 
     WAITING ──► RUNNING ──► FINISHED_*
      │   ▲      │    ▲
      ▼   │      ▼    │
-    FETCHING   PREEMPTED        (its blocks are gone, its tokens are kept; they are computed again when it comes back)
+    FETCHING   PREEMPTED        (its blocks are freed, its tokens are kept; they are recomputed when it is readmitted)
 
-A request whose first blocks are further away than host memory may be FETCHING, once: it waits for them outside the
-queue, and is queued again when they have come or cannot.
+A request may be FETCHING at most once, if its first blocks are on disk or at another replica. It waits for them outside
+the queue, and is queued again when they have arrived or have failed to arrive.
 
-A waiting or fetching request can also finish directly: aborted, or failed. So can a preempted one, which may also be
-ended by a token that was pending when it was preempted. Any other move raises.
+A waiting or fetching request can also finish directly, aborted or failed. A preempted request can as well, and a token
+that was pending when it was preempted may also end it. Any other move raises.
 
-Steps may be launched before the result of the step before is known. The token that a launched step is going to sample
-counts as one of the request's tokens, only its value is not known here yet: it is pending. So are tokens that were
-drafted and are being verified: they count as if all were right, and those that were not are taken back.
+A step may be launched before the result of the previous step is known. The token that a launched step will sample
+already counts as one of the request's tokens, but its value is not known here yet: it is pending. Drafted tokens that
+are being verified are pending too. They count as if all were right, and the wrong ones are retracted later.
 
     prompt    P P P P                    num_tokens 7: 4 prompt + 2 output + 1 pending
     output            A B
-    pending               ?              the runner has it, or will have it when it is needed
-    computed  ■ ■ ■ ■ ■ ■                num_computed_tokens 6, num_remaining_tokens 1: it can be planned again
+    pending               ?              the runner has its value, or will have it when it is needed
+    computed  ■ ■ ■ ■ ■ ■                num_computed_tokens 6, num_remaining_tokens 1: it can be scheduled again
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # carried, never read here
 
 
 class RequestStatus(enum.Enum):
-    """Where a request stands. The `FINISHED_*` states are final."""
+    """The state of a request. The `FINISHED_*` states are final."""
 
     WAITING = "waiting"
     FETCHING = "fetching"
@@ -78,9 +78,10 @@ _LEGAL_MOVES = {
 
 
 class Request:
-    """One sequence to be continued. The scheduler owns it; other layers know it by `request_id`.
+    """One sequence to be continued. The scheduler owns it; other layers refer to it by `request_id`.
 
-    It holds its tokens and its progress only: what a queue, the batch or the KV cache note about it is in their tables.
+    It holds only its tokens and its progress. The queue, the batch and the KV cache keep their notes in tables of
+    their own.
     """
 
     __slots__ = (
@@ -130,9 +131,9 @@ class Request:
         is_beam: bool = False,
         fork_of: Request | None = None,
     ) -> None:
-        """`is_guided`: a grammar or a list says which tokens may come next. `is_beam`: it is one position of a beam
-        search. `fork_of`: it continues this request, whose tokens its prompt begins with, and has its place among
-        waiting requests."""
+        """Create a waiting request. `is_guided`: a grammar or a list restricts its tokens. `is_beam`: it is one
+        position of a beam search. `fork_of`: the request that this one continues; its prompt begins with that
+        request's tokens, and it takes that request's place in the queue."""
         if not prompt_token_ids:
             raise ValueError(f"request {request_id}: the prompt is empty")
         if max_tokens < 1:
@@ -147,54 +148,54 @@ class Request:
         self.stop_token_ids = stop_token_ids
         self.options = options
         self.sampling_params = sampling_params  # carried to the runner, never read here
-        self.reads_cache = reads_cache  # False: every prompt token must be computed, because something is asked of each
-        self.can_draft = can_draft and not is_beam  # whether its tokens may be guessed and verified
-        # and that before it is known how many it has
+        self.reads_cache = reads_cache  # False: all prompt tokens must be computed, since a result is wanted for each
+        self.can_draft = can_draft and not is_beam  # whether its tokens may be drafted and verified
+        # Whether they may be drafted before it is known how many tokens the request has.
         self.can_draft_ahead = self.can_draft and can_draft_ahead and not is_guided
         self.is_guided = is_guided
         self.is_beam = is_beam
         self.is_fork = fork_of is not None
         self.status = RequestStatus.WAITING
-        self.arrival_index = -1  # a total order over all requests of a scheduler
+        self.arrival_index = -1  # unique among all requests of a scheduler
         self.order_index: int = -1 if fork_of is None else fork_of.order_index  # breaks ties; a fork has its ancestor's
         self.arrival_s = 0.0
-        self.num_tokens = self.num_prompt_tokens  # all it has now: prompt, output, and pending
-        self.num_pending_tokens = 0  # of these, what launched steps will sample
+        self.num_tokens = self.num_prompt_tokens  # prompt, output and pending tokens together
+        self.num_pending_tokens = 0  # tokens that launched steps will sample
         self.num_computed_tokens = 0
-        self.num_cached_tokens = 0  # of these, what was in the prefix cache when it was first admitted
+        self.num_cached_tokens = 0  # tokens found in the prefix cache when it was first admitted
         self.num_preemptions = 0
-        self.has_fetched = False  # whether it has waited for blocks, or is not going to: that is decided once
+        self.has_fetched = False  # whether it has been decided if it waits for remote blocks: that is decided once
         self._digests: list[bytes] = [] if fork_of is None else fork_of._digests.copy()
 
     def resume(self, output_token_ids: Sequence[int]) -> None:
-        """Go on behind these tokens, which were generated elsewhere: as if it had been preempted there. To be called
-        before it is queued."""
+        """Continue after these output tokens, which were generated elsewhere, as if it had been preempted there. Call
+        this before it is queued."""
         self.output_token_ids = list(output_token_ids)
         self.num_tokens = self.num_prompt_tokens + len(self.output_token_ids)
 
     def ends_with(self, num_tokens: int, last_token_id: int) -> RequestStatus | None:
-        """The final status of a request whose output has so many tokens, the last of them this one."""
+        """The final status if the output has `num_tokens` tokens and ends with `last_token_id`; None if it goes on."""
         if last_token_id in self.stop_token_ids and num_tokens >= self.min_tokens:
             return RequestStatus.FINISHED_STOPPED
         return RequestStatus.FINISHED_LENGTH if self.num_prompt_tokens + num_tokens >= self.max_total_tokens else None
 
     @property
     def shown_as(self) -> str:
-        """Its name where requests are shown to people."""
+        """The name that reports and logs show for it."""
         return self.request_id
 
     @property
     def num_inherited_tokens(self) -> int:
-        """How many tokens of its prompt were generated, by requests that it continues."""
+        """How many tokens of its prompt were generated by the requests that it continues."""
         return 0
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated so far."""
+        """How many tokens have been generated so far."""
         return len(self.output_token_ids)
 
     def known_tokens(self, start: int, end: int) -> tuple[int, ...]:
-        """Tokens `start .. end - 1`; none of them may be pending."""
+        """Return tokens `start .. end - 1`; none of them may be pending."""
         tokens = self.prompt_token_ids[start:end]
         if end > self.num_prompt_tokens:
             first = max(0, start - self.num_prompt_tokens)
@@ -202,8 +203,8 @@ class Request:
         return tokens
 
     def block_digests(self, block_size: int, num_blocks: int) -> list[bytes]:
-        """Digests of its first full blocks, `num_blocks` or more; their tokens must be known. Each is computed once, so
-        the block size is always the same. The list is not to be changed."""
+        """Return the digests of at least its first `num_blocks` full blocks, whose tokens must be known. Each digest is
+        computed once, so the block size must always be the same. The caller must not change the list."""
         digests = self._digests
         if len(digests) < num_blocks:
             before = digests[-1] if digests else root_digest(self.options.cache_salt)
@@ -212,23 +213,23 @@ class Request:
         return digests
 
     def num_shareable_blocks(self, block_size: int) -> int:
-        """Full blocks that need not be computed: at least one token must be, or nothing could be sampled."""
+        """How many full blocks may come from the cache: at least one token must be computed, to sample the next."""
         return (self.num_known_tokens - 1) // block_size
 
     @property
     def num_known_tokens(self) -> int:
-        """Prompt and output, without what is pending."""
+        """The number of prompt and output tokens, without pending ones."""
         return self.num_tokens - self.num_pending_tokens
 
     @property
     def num_remaining_tokens(self) -> int:
-        """How far computed is behind tokens: what can be scheduled. The last token of all is never computed, so a
-        request whose last token is pending has nothing left to schedule."""
+        """How many tokens can be scheduled: those that are not computed yet. The last token of a finished request is
+        never computed, so a request whose last token is pending has nothing left to schedule."""
         num_tokens = self.num_tokens if self.num_tokens <= self.max_kv_tokens else self.max_kv_tokens
         return num_tokens - self.num_computed_tokens
 
     def move_to(self, status: RequestStatus) -> None:
-        """Change status; an illegal move raises and changes nothing."""
+        """Change the status. Raises `RuntimeError` and changes nothing if the move is illegal."""
         if status not in _LEGAL_MOVES.get(self.status, frozenset()):
             raise RuntimeError(f"request {self.request_id}: illegal move {self.status.name} -> {status.name}")
         self.status = status
@@ -241,35 +242,35 @@ class Request:
             self.order_index = index
 
     def admit(self, num_computed_tokens: int) -> None:
-        """Enter the batch, with this many tokens found in the KV cache."""
+        """Enter the batch; this many of its tokens were found in the KV cache."""
         self.move_to(RequestStatus.RUNNING)
         self.num_computed_tokens = num_computed_tokens
         if not self.num_preemptions:
             self.num_cached_tokens = num_computed_tokens
 
     def preempt(self) -> None:
-        """Leave the batch. All tokens stay, and none is computed any more."""
+        """Leave the batch. It keeps its tokens, but none of them counts as computed any more."""
         self.move_to(RequestStatus.PREEMPTED)
         self.num_computed_tokens = 0
         self.num_preemptions += 1
 
     def advance(self, num_tokens: int, num_new: int) -> None:
-        """Count a launched step that computes `num_tokens` tokens and brings up to `num_new` new ones."""
+        """Count a launched step that computes `num_tokens` tokens and samples up to `num_new` new ones."""
         self.num_computed_tokens += num_tokens
         if num_new:
             self.num_pending_tokens += num_new
             self.num_tokens += num_new
 
     def retract(self, num_tokens: int) -> None:
-        """Take back drafted tokens that turned out to be wrong. One that was preempted since has none computed."""
+        """Remove pending tokens whose drafts were wrong. If it was preempted since, none of them counts as computed."""
         self.num_pending_tokens -= num_tokens
         self.num_tokens -= num_tokens
         if self.status is RequestStatus.RUNNING:
             self.num_computed_tokens -= num_tokens
 
     def append_output_token(self, token_id: int) -> RequestStatus | None:
-        """Add a generated token; a pending one becomes known. Returns the final status if this token ends the request,
-        and does not move to it."""
+        """Add a generated token; if one was pending, it becomes known. Returns the final status if this token ends the
+        request, but does not set it."""
         self.output_token_ids.append(token_id)
         if self.num_pending_tokens:
             self.num_pending_tokens -= 1

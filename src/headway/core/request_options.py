@@ -1,9 +1,9 @@
-"""What a request asks of the scheduler and the cache, beside its prompt and its sampling: one frozen record.
+"""The options of a request for the scheduler and the cache, besides its prompt and its sampling parameters.
 
-It is made once, at the edge (HTTP or `LLM.generate`), travels whole to the scheduler, also over the engine process's
-socket, and is never changed on the way. The keywords of `LLM.generate`, the fields of the HTTP API and the names in
-files of service and workload classes are derived from its fields, so a new option is a field here and the place that
-reads it: see docs/adding_an_option.md.
+They are one frozen record. It is made once, at the edge (HTTP or `LLM.generate`), and is passed unchanged to the
+scheduler, also over the engine process's socket. The keywords of `LLM.generate`, the fields of the HTTP API and the
+names in files of service and workload classes are derived from its fields. So a new option needs one field here and the
+code that reads it: see docs/adding_an_option.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Check = Callable[[Any], bool]
 
 
 def _option(default: Any, check: _Check, rule: str) -> Any:
-    """An option; `rule` says what values `check` accepts besides the default."""
+    """Declare an option. `rule` says in words which values `check` accepts besides the default."""
     return field(default=default, metadata={"check": check, "rule": rule})
 
 
@@ -46,7 +46,7 @@ def _is_duration(value: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestOptions:
-    """Every option may be left out. Which of them count depends on the scheduling policy."""
+    """The options of one request. Each may be omitted; which of them have an effect depends on the policy."""
 
     priority: int = _option(0, _is_whole, "a whole number")
     """The smallest number goes first (policy `priority`)."""
@@ -63,10 +63,10 @@ class RequestOptions:
     cache_ttl_s: float = _option(0.0, _is_duration, "0 or more seconds")
     """How long the prompt's blocks stay pinned in the prefix cache, where there is room."""
     blocks_at: str = _option("", _is_text, "a string")
-    """The address of a replica that has the full blocks of its tokens, by choice of the router: they are fetched."""
+    """The address of a replica that has the full blocks of its tokens. The router sets it; the blocks are fetched."""
 
     def __post_init__(self) -> None:
-        """`InvalidRequestError` names the option that is wrong."""
+        """Check all options. Raises `InvalidRequestError`, which names the wrong option."""
         for name, default, check, rule in _CHECKS:
             value = getattr(self, name)
             if value is not default and not check(value):

@@ -1,22 +1,22 @@
-"""The scheduler: which requests compute how many tokens in the next step.
+"""The scheduler: decides which requests compute how many tokens in the next step.
 
 There is no prefill phase and no decode phase. A request has `num_tokens` tokens, of which `num_computed_tokens` are in
-the KV cache, and a step lets computed catch up with tokens, within the step's token budget. A whole prompt, a chunk of
-one, a decode token, a preempted request that comes back: all are the same rule.
+the KV cache. Each step lets `num_computed_tokens` catch up with `num_tokens`, within the step's token budget. This one
+rule covers a whole prompt, a prefill chunk, a decode token and a preempted request that is readmitted.
 
-A step may be planned while earlier ones are in flight: planning advances the requests as if the step had run, and the
-tokens it is going to sample count as theirs (see `Request`). The result, when it comes, only says which they are.
+A step may be planned while earlier ones are in flight. Planning advances the requests as if the step had run, and the
+tokens that it will sample already count as theirs (see `Request`). The result only adds their values.
 
-    live_requests   where each request is: waiting, running
-    fetching        requests that wait for blocks that are elsewhere
-    shares          how a request gets its share of a step, and which is preempted for it
-    long_prompts    short prompts pass a long one
+    live_requests   the state of each request: waiting, fetching or running
+    fetching        requests that wait for remote blocks
+    shares          how a request gets its share of a step, and which request is preempted for it
+    long_prompts    how short prompts pass a long one
     admission       which waiting requests enter the batch, and which running ones are displaced for them
     landing         steps in flight, and what their results change
-    speculation     which requests verify guesses of their next tokens, and how many
-    eras            a scheduler as there were before: for comparisons
+    speculation     which requests verify drafts, and how many tokens of them
+    eras            schedulers without continuous batching or chunked prefill, for comparisons
 
-The schedule is a function of the calls: arrivals, aborts, results, and how long steps took. There is no clock and no
+The schedule depends only on the calls: arrivals, aborts, results, and how long steps took. There is no clock and no
 randomness here.
 """
 
@@ -52,7 +52,7 @@ _RUNNING = RequestStatus.RUNNING  # an enum's own attributes are slow to look up
 
 
 class Scheduler:
-    """Owns all live requests. `schedule()` plans a step, `update()` takes a result, in the order of the steps."""
+    """Owns all live requests. `schedule()` plans a step; `update()` takes in the results, in the order of the steps."""
 
     admission_kind: ClassVar[type[Admission]] = Admission
 
@@ -86,7 +86,7 @@ class Scheduler:
         self._num_steps = 0
 
     def _create_queue(self) -> WaitingQueue:
-        """The policy's queue, guarded where requests could starve in it."""
+        """Create the policy's queue, with a guard if requests could starve in it."""
         queue = self.policy.create_queue(self.config.skip_window + 1)
         if not self.policy.can_starve or not self.config.starvation_ms:
             return queue
@@ -98,7 +98,7 @@ class Scheduler:
         )
 
     def inherit(self, other: Scheduler) -> None:
-        """Take the place of another scheduler that is done: the runner still has to forget its last requests."""
+        """Replace another scheduler, which is done. The runner still has to be told to forget its last requests."""
         self.live.inherit_departures(other.live)
         self._num_steps = other._num_steps
 
@@ -107,12 +107,12 @@ class Scheduler:
     def schedule(self, *, now_s: float = 0.0) -> SchedulerOutput:
         """Plan the next step: let `num_computed_tokens` of each request catch up with its `num_tokens`.
 
-        Running requests come first, decodes before prompt chunks so that none stalls; then waiting requests enter.
+        Running requests come first, decodes before prefill chunks so that no decode stalls. Then waiting requests are
+        admitted. `now_s` is the current time for policies and pinned blocks.
 
-        An empty plan is not a step: it needs no result, and what it would have told the runner comes with the next. If
-        no step is in flight and there are live requests, the plan is never empty, but where requests wait for blocks
-        (`live.fetching`), for a time (`ready_at_s`), or have ended by that (`take_ends`). Even an empty plan may have
-        transfers to begin. `now_s`: the time that policies and pinned blocks go by.
+        An empty plan is not a step: it needs no result, and departed requests are reported with the next plan. It may
+        still have transfers to begin. If no step is in flight and requests are live, a plan is empty only if requests
+        wait for blocks (`live.fetching`) or for a time (`ready_at_s`), or have ended without a result (`take_ends`).
         """
         self._advance(now_s)
         if self.speculation is not None and self.in_flight and self.speculation.must_await(self.in_flight[-1].output):
@@ -130,22 +130,24 @@ class Scheduler:
     def update(
         self, output: SchedulerOutput, result: ModelRunnerOutput, *, duration_s: float | None = None
     ) -> list[RequestUpdate]:
-        """Append the sampled tokens and finish the requests they end. Requests that ended meanwhile are passed over.
+        """Append the sampled tokens and finish the requests that they end. Returns an update for each changed request.
 
-        `duration_s`, where it is known, teaches how large later steps may be.
+        Requests that have ended in the meantime are skipped. From `duration_s`, if it is known, the scheduler learns
+        how large later steps may be.
         """
         return [] if output.is_empty else self.landing.land(output, result, duration_s=duration_s)
 
     def nothing(self) -> SchedulerOutput:
-        """A plan with nothing in it."""
+        """Return an empty plan."""
         return SchedulerOutput.empty(self._num_steps)
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
     def add_request(self, request: Request, *, now_s: float | None = None) -> None:
-        """Queue a request. One that could never run to its end is refused here, with the reason.
+        """Queue a request. Raises `InvalidRequestError` if its id is in use, and `RequestTooLargeError` if it could
+        never run to its end.
 
-        `now_s`: when it arrived, by the clock of `schedule`; without it, when the last step was planned.
+        `now_s` is its arrival time, by the clock of `schedule`. The default is the time of the last planned step.
         """
         if request.request_id in self.live.by_id:
             raise InvalidRequestError(f"Request id '{request.request_id}' is already in use.", param="request_id")
@@ -153,7 +155,7 @@ class Scheduler:
         self.live.add(request, now_s=self.live.now_s if now_s is None else now_s)
 
     def check_fits(self, request: Request) -> None:
-        """Raise if a request could never run to its end, however long it waits."""
+        """Raise `RequestTooLargeError` if a request could never run to its end, however long it waits."""
         if not self.kv_cache.can_ever_fit(request):
             raise RequestTooLargeError(
                 f"Request '{request.request_id}' needs up to {request.max_kv_tokens} tokens of KV cache "
@@ -163,15 +165,15 @@ class Scheduler:
             )
 
     def finish_request(self, request_id: str, status: RequestStatus) -> Request:
-        """End a request in any state; its blocks are free at once.
+        """End a request in any state and free its blocks at once.
 
-        If a step with this request is in flight, its result for the request is dropped.
+        If a step with this request is in flight, the step's result for the request is dropped.
         """
         return self.live.finish(request_id, status)
 
     def fetch_done(self, digest: bytes, ok: bool, *, seconds: float = 0.0) -> None:
-        """A fetch of a plan's moves has ended, after so long: the block is in its slot, or not. Every fetch that was
-        planned has to end like this."""
+        """Note that a planned fetch has ended after `seconds`. If `ok`, the block is in its slot. Every planned fetch
+        must be reported here once."""
         tiers = self.kv_cache.tiers
         assert tiers is not None, "a fetch has ended that was not planned"
         tiers.host.fetch_done(digest, ok, seconds=seconds)
@@ -179,15 +181,16 @@ class Scheduler:
             tiers.may_prefetch(digest)
 
     def take_ends(self) -> list[RequestUpdate]:
-        """Requests that have ended since the last result, and not by a call. Their tokens have come before."""
+        """Return updates for requests that have ended since the last result without a call. Their tokens have been
+        delivered before."""
         return []
 
     def ready_at_s(self) -> float | None:
-        """If nothing could be planned although requests wait: when that changes by itself. None: it does not."""
+        """If nothing could be planned although requests wait: the time from which it can; None if waiting is no use."""
         return None if self.in_batch or not self.live.waiting else self.live.now_s
 
     def can_enter(self, request: Request) -> bool:
-        """Whether a waiting request would enter now, if it were the first."""
+        """Whether a waiting request would be admitted now if it were first in the queue."""
         return self.live.can_enter(request)
 
     # ---- what there is --------------------------------------------------------------------------------------------
@@ -204,12 +207,12 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have no seat."""
+        """How many requests have no seat."""
         return len(self.live.waiting) + len(self.live.fetching.requests)
 
     @property
     def in_flight(self) -> deque[LaunchedStep]:
-        """Steps whose results have not come, the oldest first."""
+        """Launched steps whose results are outstanding, oldest first."""
         return self.landing.in_flight
 
     @property
@@ -219,14 +222,14 @@ class Scheduler:
 
     @property
     def num_used_slots(self) -> int:
-        """KV slots that hold a token of a running request; a slot that several of them share counts once."""
+        """KV slots that hold a token of a running request; a slot that several requests share counts once."""
         kv_cache = self.kv_cache
         num_empty = kv_cache.num_table_entries * kv_cache.block_size - self.live.num_computed_tokens
         return kv_cache.num_used_blocks * kv_cache.block_size - num_empty
 
     @property
     def kv_waste(self) -> float | None:
-        """Which part of the KV memory that is kept for requests in the batch holds nothing; `None` if none is kept."""
+        """The unused fraction of the KV memory reserved for requests in the batch; `None` if none is reserved."""
         reserved = self.kv_cache.num_reserved_blocks * self.kv_cache.block_size
         return 1.0 - self.num_used_slots / reserved if reserved else None
 
@@ -239,7 +242,7 @@ class Scheduler:
         self.kv_cache.advance(now_s)
 
     def _fill(self, plan: StepPlan) -> None:
-        """Decodes, and prompts in chunks that fit beside them."""
+        """Schedule the decodes first, and then prefill chunks that fit beside them."""
         prompts = [request for request in self._continue_decodes(plan) if request.status is _RUNNING]
         self._limit_prompts(plan, prompts)
         if any(plan.is_long(one, one.num_remaining_tokens) for one in prompts):
@@ -249,17 +252,17 @@ class Scheduler:
             self._admission.admit_waiting(plan)
 
     def _continue_decodes(self, plan: StepPlan) -> list[Request]:
-        """One token for each running request that is one behind. Returns those that are further behind.
+        """Schedule one token for each running request with one token to compute. Returns those with more to compute.
 
-        The budget always has room for them (max_num_batched_tokens is at least max_num_seqs), and nearly always the
-        last block has too: then there is nothing to decide.
+        The budget always has room for the decodes, since max_num_batched_tokens is at least max_num_seqs. The last
+        block of a request nearly always has room too, and then there is nothing to decide.
         """
         longer = []
         scheduled, preempted, block_size = plan.scheduled, plan.preempted, self.kv_cache.block_size
         uncached = self.kv_cache.uncached
         num_taken = 0
         for request in self.live.running.copy():
-            if preempted and request.status is not _RUNNING:  # it was preempted for one before it
+            if preempted and request.status is not _RUNNING:  # it was preempted for an earlier request of this loop
                 continue
             num_computed = request.num_computed_tokens
             num_behind = request.num_tokens - num_computed
@@ -279,7 +282,7 @@ class Scheduler:
         return longer
 
     def _limit_prompts(self, plan: StepPlan, prompts: Sequence[Request]) -> None:
-        """Leave prompts no more of the step than what keeps the requests that generate at their pace."""
+        """Limit the step's prompt tokens so that decoding requests keep their target inter-token time."""
         num_decodes = len(plan.scheduled)
         target_s = self.policy.pace_s(self.pace.target_s)
         num_backlog_tokens = self.live.waiting.num_tokens + sum(one.num_remaining_tokens for one in prompts)
@@ -297,13 +300,13 @@ class Scheduler:
         self._set_long(plan, num_decodes)
 
     def _set_long(self, plan: StepPlan, num_decodes: int) -> None:
-        """Say which prompts are long, so that short ones pass them."""
+        """Set the limits above which a prompt is long, so that short ones pass it."""
         num_left = plan.num_prompt_tokens
         plan.max_short_tokens = self.pace.max_short_tokens(num_left)
         plan.max_long_tokens = min(num_left, self.pace.long_tokens(num_decodes))
 
     def _launch(self, plan: StepPlan) -> SchedulerOutput:
-        """Advance the requests as planned, so that the next step can be planned before this one has run."""
+        """Advance the requests as planned, so that the next step can be planned before this one has run. Returns it."""
         num_scheduled_tokens = advance_requests(plan.scheduled)
         self.policy.served(plan.scheduled)
         self.live.count_computed(num_scheduled_tokens)

@@ -1,6 +1,6 @@
-"""The records that cross from decisions to tensors and back: one step's plan, its result, and what it changed.
+"""The records between the scheduler and the runner: a step's plan, its result, and the updates of requests.
 
-Those of which every step makes one per request are named tuples: they cost a third of a frozen dataclass.
+Records that every step creates once per request are named tuples: they cost a third of a frozen dataclass.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from headway.core.kv.moves import NO_MOVES, BlockMoves
 from headway.core.request import Request, RequestStatus
 
 make_tuple = tuple.__new__
-"""(named tuple class, values) → a record, in half the time of the class's own constructor."""
+"""Creates a record from (named tuple class, values), in half the time of the class's constructor."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """All the runner has to know of a request that enters the batch: for the first time, or back from preemption."""
+    """All that the runner has to know of a request that is admitted, for the first time or after a preemption."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     output_token_ids: tuple[int, ...]
     sampling_params: SamplingParams | None
-    """None where no token is chosen, as in a simulation."""
+    """None if no token is sampled, as in a simulation."""
     num_computed_tokens: int = 0
-    """How many of its tokens are in the KV cache already, computed for requests that began with the same."""
+    """How many of its tokens are in the KV cache already."""
     block_ids: tuple[int, ...] = ()
-    """The blocks with these tokens: the beginning of its table."""
+    """The blocks with these tokens: the beginning of its block table."""
 
 
 class ScheduledRequest(NamedTuple):
@@ -42,19 +42,19 @@ class ScheduledRequest(NamedTuple):
     num_tokens: int
     """How many tokens to compute."""
     num_computed_tokens: int
-    """How many are in the cache already; the first token to compute has this position."""
+    """How many tokens are in the cache already; the first token to compute has this position."""
     new_block_ids: tuple[int, ...]
-    """Blocks appended to its table for this step."""
+    """Blocks appended to its block table for this step."""
     samples: bool
-    """Whether this step reaches the request's last token, so that a new token comes out. The last token may be one
-    that an earlier step, still under way, samples: then only the runner knows it."""
+    """Whether this step computes the request's last token, so that it samples a new one. The last token may be pending,
+    because an earlier step in flight samples it: then only the runner knows its value."""
     drafts: tuple[int, ...] = ()
-    """Guesses of the tokens that follow the request's last one: the last of the tokens to compute. The longest
-    beginning of them that would have been sampled anyway comes out, and the token sampled after it."""
+    """Drafted tokens that follow the request's last one; they are included in the tokens to compute. The step returns
+    the drafts up to the first one that would not have been sampled, and one more sampled token."""
 
 
 def advance_requests(scheduled: Mapping[Request, ScheduledRequest]) -> int:
-    """Advance requests by their shares of a step. Returns the number of tokens in it."""
+    """Advance requests by their shares of a step. Returns the number of tokens in the step."""
     num_scheduled_tokens = 0
     for request, (_, num_tokens, _, _, samples, drafts) in scheduled.items():  # a third of the time of lookups by name
         num_scheduled_tokens += num_tokens
@@ -64,10 +64,11 @@ def advance_requests(scheduled: Mapping[Request, ScheduledRequest]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step: requests that enter the batch, what each computes, and requests that have left since the step before.
+    """The plan of one step: the admitted requests, the share of each request, and the requests that have left the batch
+    since the previous step.
 
-    A request id among those that left may be among those that enter: leaving comes first. A plan with nothing to
-    compute may have transfers to begin.
+    An id may be among the departed and the admitted requests; the departure comes first. A plan with nothing to compute
+    may still have transfers to begin.
     """
 
     step_id: int
@@ -80,7 +81,7 @@ class SchedulerOutput:
 
     @classmethod
     def empty(cls, step_id: int, moves: BlockMoves = NO_MOVES) -> SchedulerOutput:
-        """A plan to compute nothing."""
+        """Create a plan with nothing to compute."""
         return cls(step_id, (), (), (), (), num_scheduled_tokens=0, moves=moves)
 
     @property
@@ -89,7 +90,7 @@ class SchedulerOutput:
         return not self.scheduled
 
     def without(self, request_ids: Container[str]) -> SchedulerOutput:
-        """The plan with nothing to compute for these requests."""
+        """Return the plan without the shares of these requests."""
         scheduled = tuple(share for share in self.scheduled if share.request_id not in request_ids)
         num_tokens = sum(share.num_tokens for share in scheduled)
         return dataclasses.replace(self, scheduled=scheduled, num_scheduled_tokens=num_tokens)
@@ -97,15 +98,15 @@ class SchedulerOutput:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one position: of the token that stands there, of the most likely ones, and of those that the
-    request names."""
+    """Log-probabilities at one position: of the token there, of the most likely tokens, and of those that the request
+    names."""
 
     token_id: int
     logprob: float
     rank: int
     """1 + how many tokens are more likely."""
     top_ids: list[int]
-    """Most likely first; equally likely ones by id."""
+    """The most likely tokens, most likely first; equally likely ones by id."""
     top_logprobs: list[float]
     named_ids: Sequence[int] = ()
     named_logprobs: Sequence[float] = ()
@@ -113,18 +114,20 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class SampledTokens:
-    """What one request got out of a step. `error` set: the request cannot go on, and why. Never changed: it is not
-    frozen, since every step makes one per request, and a frozen one takes three times as long to make."""
+    """The tokens that a step sampled for one request. If `error` is set, it says why the request cannot continue.
+
+    It is never changed, but it is not frozen: every step creates one per request, and a frozen dataclass takes three
+    times as long to create."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One for each token, if the request asked for them."""
+    """Logprobs of each token, if the request asked for them."""
     error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Logprobs of consecutive prompt tokens, the first of them at position `start`."""
+    """Logprobs of consecutive prompt tokens; the first token is at position `start`."""
 
     start: int
     values: tuple[TokenLogprobs, ...]
@@ -132,16 +135,16 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PooledPrompt:
-    """The sum of the hidden states of consecutive prompt tokens, the first of them at position `start`."""
+    """The sum of the hidden states of consecutive prompt tokens; the first token is at position `start`."""
 
     start: int
     num_tokens: int
     total: bytes
-    """Of float32."""
+    """The vector's values as float32 bytes."""
 
 
 class RequestUpdate(NamedTuple):
-    """What a step changed for one request: new tokens and perhaps its end, or what is told of its prompt."""
+    """What a step changed for one request: new tokens and perhaps its end, or results about its prompt."""
 
     request_id: str
     new_token_ids: tuple[int, ...]
@@ -150,44 +153,46 @@ class RequestUpdate(NamedTuple):
     error: str | None = None
     prompt_logprobs: PromptLogprobs | None = None
     last_status: RequestStatus | None = None
-    """These are its last tokens, but a later update says that it has ended, and that will be like this."""
+    """Set if these are its last tokens, but its end is reported by a later update: the final status of that update."""
     pooled: PooledPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:
-    """The result of a step, keyed by request id. Only requests that sampled, or failed, have an entry."""
+    """The result of a step, by request id. Only requests that have sampled a token or failed have an entry."""
 
     sampled: Mapping[str, SampledTokens]
     prompt_logprobs: Mapping[str, PromptLogprobs]
-    """For requests that asked: the prompt tokens whose predecessors were computed in this step. A preempted request
-    gives some of them again."""
+    """For requests that asked for them: logprobs of the prompt tokens whose predecessors were computed in this step.
+    After a preemption some of them are repeated."""
     pooled: Mapping[str, PooledPrompt] = field(default_factory=dict)
-    """For requests that want a vector: the prompt tokens that were computed in this step. A preempted request goes on
-    where it was, or begins again."""
+    """For requests that want a vector: the sum over the prompt tokens computed in this step. After a preemption it
+    continues after the last token, or starts over."""
     has_prepared: bool = False
-    """Whether it waited for something that later steps find, like a CUDA graph: its time says nothing about theirs."""
+    """Whether the step prepared something for later ones, such as a CUDA graph. Its time then says nothing about
+    theirs."""
     stopped: frozenset[str] = frozenset()
-    """Requests that end before the token of this step: there is none that they may choose."""
+    """Requests that end without a token of this step, because no token is allowed next."""
 
 
 class PendingStep(Protocol):
     """A step that has been submitted."""
 
     def result(self) -> ModelRunnerOutput:
-        """Wait until the step has run. Called once per step, in order of submission; raises if the step failed."""
+        """Wait until the step has run and return its result. Raises if the step failed. Called once per step, in order
+        of submission."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSnapshot:
-    """The state of the scheduler right after it has planned a step: all that a report says of it but the outcome."""
+    """The state of the scheduler right after it has planned a step: all that a step report needs but the outcome."""
 
     output: SchedulerOutput
     requests: tuple[Request, ...]
-    """One for each of `output.scheduled`; later steps change them."""
+    """The request of each of `output.scheduled`; later steps change them."""
     num_tokens: tuple[int, ...]
-    """How many tokens each has, with the one that the step samples."""
+    """How many tokens each request has, including the one that the step samples."""
     num_running: int
     num_waiting: int
     num_used_blocks: int

@@ -1,10 +1,10 @@
-"""The shares of a step: which request computes how many of its tokens, in which blocks.
+"""The shares of a step: how many of its tokens each request computes, and in which blocks.
 
     StepPlan         what has been decided about a step so far
-    TokenBudget      the tokens that are left to be given out
+    TokenBudget      the tokens that the step may still compute
     ShareAllocator   gives requests their shares: tokens from the budget, blocks from the KV cache
 
-Where blocks run out, other requests are preempted; their shares are given out again.
+If blocks run out, other requests are preempted, and the tokens of their shares go back to the budget.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from headway.core.request import Request, RequestStatus
 from headway.core.scheduler_output import NewRequest, ScheduledRequest
 
 _RUNNING = RequestStatus.RUNNING  # an enum's own attributes are slow to look up
-_NO_LIMIT = 2**62  # more tokens than any prompt has
+_NO_LIMIT = 2**62  # tokens; no prompt has as many
 
 
 class TokenBudget:
-    """The tokens a step may still compute, and the most that one request may take of them."""
+    """How many tokens a step may still compute, and how many of them one request may take at most."""
 
     __slots__ = ("left", "max_chunk_tokens")
 
@@ -33,11 +33,11 @@ class TokenBudget:
         self.max_chunk_tokens = limit if max_chunk_tokens is None else max_chunk_tokens
 
     def offer(self, num_remaining_tokens: int) -> int:
-        """The most that a request with this many tokens to compute may take now."""
+        """Return how many tokens a request may take now if it has `num_remaining_tokens` to compute."""
         return min(num_remaining_tokens, self.left, self.max_chunk_tokens)
 
     def cap(self, num_tokens: int) -> None:
-        """From here on, spend no more than this."""
+        """Limit the tokens that are left to `num_tokens`."""
         self.left = min(self.left, num_tokens)
 
     def take(self, num_tokens: int) -> None:
@@ -55,23 +55,23 @@ class StepPlan:
 
     now_s: float
     budget: TokenBudget
-    num_prompt_tokens: int = 0  # of the budget, what decodes leave to prompts
-    max_short_tokens: int = _NO_LIMIT  # a prompt with more tokens may be long: it takes several steps
-    max_long_tokens: int = _NO_LIMIT  # what all prompts may have of the step, if there is a long one among them
+    num_prompt_tokens: int = 0  # the tokens that decodes leave to prompts
+    max_short_tokens: int = _NO_LIMIT  # a prompt with more tokens may be long: it may take several steps
+    max_long_tokens: int = _NO_LIMIT  # the limit of all prompts together in a step with a long one
     scheduled: dict[Request, ScheduledRequest] = field(default_factory=dict)
     keeps: dict[Request, ScheduledRequest] = field(default_factory=dict)  # as in `LaunchedStep`
     admitted: list[NewRequest] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
-    displaceable: list[Request] | None = None  # requests that may be preempted for a waiting one, once asked for
+    displaceable: list[Request] | None = None  # requests that may be preempted for a waiting one; None: not determined
 
     def is_long(self, request: Request, num_tokens: int) -> bool:
-        """Whether these tokens of a prompt take more than one step, so that shorter ones pass it. Those at the end of a
-        long prompt count for more than they are, since they look back at all before."""
+        """Whether the next `num_tokens` tokens of a prompt are too many for one step, so that shorter prompts pass it.
+        The length of the whole prompt counts too: tokens at its end cost more, since they attend to all before them."""
         return request.num_tokens > self.max_short_tokens and num_tokens > self.max_long_tokens
 
 
 class ShareAllocator:
-    """Gives requests their shares of a step."""
+    """Gives requests their shares of a step, and preempts others if blocks run out."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class ShareAllocator:
         landing: Landing,
         can_enter: Callable[[Request], bool],
     ) -> None:
-        """`can_enter`: whether a waiting request would enter now, if it were the first."""
+        """Create it. `can_enter` says whether a waiting request would be admitted now if it were first in the queue."""
         self._kv_cache = kv_cache
         self._policy = policy
         self._live = live
@@ -90,12 +90,12 @@ class ShareAllocator:
         self._can_enter = can_enter
 
     def admit(self, plan: StepPlan, request: Request) -> None:
-        """Let a waiting request enter, with its first share at once. There must be a seat and memory."""
+        """Admit a waiting request and give it its first share at once. A seat and memory must be free."""
         plan.admitted.append(self._live.admit(request))
         self.compute(plan, request)
 
     def compute_each(self, plan: StepPlan, requests: Iterable[Request]) -> None:
-        """Compute these in turn, as far as the budget goes and they have no share yet."""
+        """Give these requests their shares in turn, until the budget is spent. Requests with a share are skipped."""
         for request in requests:
             if plan.budget.left == 0:
                 return
@@ -103,7 +103,7 @@ class ShareAllocator:
                 self.compute(plan, request)
 
     def compute(self, plan: StepPlan, request: Request) -> None:
-        """Give a running request its share of the step. Where blocks run out, others are preempted, or it is itself."""
+        """Give a running request its share of the step. If blocks run out, others are preempted, or it is itself."""
         kv_cache, budget, num_computed = self._kv_cache, plan.budget, request.num_computed_tokens
         num_remaining, num_tokens = request.num_remaining_tokens, 1
         if num_remaining > 1:
@@ -133,7 +133,7 @@ class ShareAllocator:
                 plan.keeps[request] = share
 
     def _make_room(self, plan: StepPlan, request: Request) -> int:
-        """How many more tokens fit. Requests are preempted until one does; 0 if this one was preempted itself."""
+        """Preempt requests until another token of this one fits. Returns how many fit; 0 if it was preempted itself."""
         while (num_fitting := self._kv_cache.num_tokens_that_fit(request)) <= 0:
             victim = self._policy.choose_victim(self._live.preemptible() or self._live.running)
             self.preempt(plan, victim)
@@ -142,7 +142,7 @@ class ShareAllocator:
         return num_fitting
 
     def preempt(self, plan: StepPlan, request: Request) -> None:
-        """Take a running request's blocks, and its share of the step if it has one."""
+        """Preempt a running request: it loses its blocks, and its share of the step if it has one."""
         self._landing.drop(request)
         self._live.preempt(request)
         plan.keeps.pop(request, None)

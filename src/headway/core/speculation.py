@@ -1,18 +1,17 @@
-"""Which requests verify guesses of their next tokens in a step, and how many.
+"""Speculative decoding: decides which requests verify drafts of their next tokens in a step, and how many tokens.
 
-A step that computes several tokens of a request where it would compute one takes hardly longer while reading the
-weights is what takes the time, and each guess that is right is a token for nothing. Where computing is what takes the
-time, a guess costs as much as a token of another request. So a draft token is verified if it is worth its time:
+As long as a step's time is that of reading the weights, computing several tokens of a request takes hardly longer than
+computing one, and each draft token that is right is gained for nothing. When computing takes the time, a draft token
+costs as much as a token of another request. So a draft token is verified if it is worth its time:
 
     chance that it survives        time that it adds to the step
     ────────────────────────  ≥   ─────────────────────────────
     tokens of the step             time of the step
 
-Chances are counted (`headway.core.draft_chances`), and times are measured (`headway.core.draft_costs`). Both are
-forgotten little by little, so that what did not work is tried again now and then.
+The chances are counted (`headway.core.draft_chances`), and the times are measured (`headway.core.draft_costs`). Both
+fade slowly, so that what did not pay is tried again now and then.
 
-What a step samples does not depend on how it came to be computed, so drafts change no token. Guesses are made by a
-proposer (`headway.core.proposers`).
+Drafts do not change which tokens are sampled. They come from a proposer (`headway.core.proposers`).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from headway.settings import SchedulerSettings
 
 
 def create_speculation(config: SchedulerSettings, *, kv_cache: KVCacheManager, pace: DecodePace) -> Speculation | None:
-    """The controller that the options ask for; None: no drafts."""
+    """Create the speculation that the options ask for. Returns None if it is off."""
     if config.speculation == "off":
         return None
     return Speculation(
@@ -49,19 +48,19 @@ def create_speculation(config: SchedulerSettings, *, kv_cache: KVCacheManager, p
 
 
 class TokenGuides(Protocol):
-    """Who knows what guided requests may say."""
+    """Knows which tokens the grammars of guided requests allow."""
 
     def forced(self, request_id: str) -> Sequence[int]:
-        """How a request's answer must go on, as far as that is certain."""
+        """Return the next tokens of a request's answer, as long as its grammar leaves no choice."""
         ...
 
     def num_fitting(self, request_id: str, token_ids: Sequence[int]) -> int:
-        """How many of these tokens may follow."""
+        """Return how many of these tokens are allowed to follow."""
         ...
 
 
 class SpeculationStats(Statistics):
-    """Drafts that were verified, and how much of them was right."""
+    """Counts the drafts that were verified, and their tokens that were right."""
 
     num_drafts: Annotated[int, Counter("spec_decode_num_drafts", "How often a request has verified guesses.")] = 0
     num_draft_tokens: Annotated[
@@ -82,11 +81,11 @@ class _Guess(NamedTuple):
     draft: Draft
     kind: int
     num_known: int
-    """How many tokens its request had."""
+    """How many known tokens its request had when the draft was made."""
 
 
 class _Level(NamedTuple):
-    """Guesses that are equally likely to survive: of one kind, at one place."""
+    """Draft tokens that are equally likely to survive: those of one kind at one place."""
 
     chance: float
     kind: int
@@ -95,11 +94,12 @@ class _Level(NamedTuple):
 
 
 class Speculation:
-    """Adds drafts to planned steps, and learns from what became of them.
+    """Adds drafts to planned steps, and learns from their outcome.
 
-    How far the requests of a step with drafts come is not known before it has landed. Where the device can go on
-    without the host knowing (`is_ahead`), it also guesses: here it is decided only how many tokens, by guesses from
-    what is known. Elsewhere a step is planned when the one before it has landed, if that is needed (`must_await`).
+    How many tokens the requests of a step with drafts gain is not known before it has landed. If the device can
+    continue without the host knowing (`is_ahead`), the device makes the drafts. Then this class decides only how many
+    tokens they have, based on the guesses that it can make from known tokens. Otherwise the next step may be planned
+    only after such a step has landed (`must_await`).
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Speculation:
         max_draft_tokens: int,
         max_num_lines: int,
     ) -> None:
-        """`max_num_lines`: most requests and drafted tokens together that a step may have."""
+        """`max_num_lines`: how many requests and drafted tokens together a step may have at most."""
         self.stats = SpeculationStats(num_accepted_at=[0] * max_draft_tokens)
         self._kv_cache = kv_cache
         self._pace = pace
@@ -120,27 +120,27 @@ class Speculation:
         self._proposer = proposer
         self._chances = DraftChances(max_draft_tokens, proposer.prior_chance)
         self._cost = DraftCosts(pace)
-        self._guesses: dict[Request, _Guess] = {}  # the last one of each request that is neither verified nor checked
+        self._guesses: dict[Request, _Guess] = {}  # the last guess of each request, until it is verified or checked
         self._verifying: dict[Request, list[int]] = {}  # the kinds of drafts in flight
         self._histories: dict[Request, int] = {}
         self.guides: TokenGuides | None = None
         self.is_ahead = False
-        """Whether steps are planned before it is known which drafts are right."""
-        self._is_verifying = False  # whether the step that was planned last has drafts
+        """Whether steps are planned before it is known which drafts of earlier ones are right."""
+        self._is_verifying = False  # whether the last planned step has drafts
         self._num_steps = 0
         self._num_lookups_left = 0
 
     def go_ahead(self) -> None:
-        """From now on, plan steps before it is known which drafts are right."""
+        """From now on, plan steps before it is known which drafts of earlier ones are right."""
         self.is_ahead = True
 
     def must_await(self, step: SchedulerOutput) -> bool:
-        """Whether this step, in flight, has to land before another is planned: its tokens have to be known to guess
-        what follows them, or how many they are."""
+        """Whether this step in flight has to land before another is planned, because the proposer needs the values of
+        its tokens, or their number depends on its drafts."""
         return not self.is_ahead and (self._proposer.knows_tokens or any(share.drafts for share in step.scheduled))
 
     def add_drafts(self, plan: StepPlan) -> None:
-        """Let requests that get one token verify more, as far as that is worth its time and there is room."""
+        """Let requests with a decode in this step verify drafts, if these are worth their time and there is room."""
         num_rows = len(plan.scheduled)
         most = min(plan.budget.left, self._max_num_lines - num_rows)
         if self._cost.wants_plain(num_rows):
@@ -161,8 +161,9 @@ class Speculation:
                 self._extend(plan, request, guesses[request], num_tokens)
 
     def _may_look_up(self, num_requests: int) -> bool:
-        """Where steps overlap, and the one before had no drafts: whether guesses may be looked up for this number of
-        requests, to see whether they pay. That takes time of the host, so it is a few requests a step in the mean."""
+        """Whether guesses may be looked up for this number of requests, to see whether drafts pay. Asked if steps
+        overlap and the previous one had no drafts. Lookups take host time, so they are limited to a few requests per
+        step on average."""
         self._num_lookups_left += SPECULATION.lookups_per_step
         if self._num_lookups_left < num_requests:
             return False
@@ -170,7 +171,7 @@ class Speculation:
         return True
 
     def note_planned(self) -> None:
-        """A step has been planned."""
+        """Count a planned step. After a number of them, old measurements fade and ended requests are forgotten."""
         self._num_steps += 1
         if self._num_steps % SPECULATION.steps_per_fade == 0:
             self._chances.fade()
@@ -183,8 +184,8 @@ class Speculation:
     def observe_step(
         self, duration_s: float, *, num_drafts: int, num_decodes: int, num_chunk_tokens: int
     ) -> float | None:
-        """Learn from a step; returns how long it would have taken without its drafts. A step without prompts teaches
-        what drafts cost, and nothing new about the rest of it."""
+        """Learn from a step. Returns how long it would have taken without its drafts; None for a step with drafts and
+        without prompts, which shows only what drafts cost."""
         if num_chunk_tokens:
             return max(0.0, duration_s - (self._cost.added_s(num_decodes, num_drafts) if num_drafts else 0.0))
         self._cost.observe(num_decodes, num_drafts, duration_s)
@@ -201,7 +202,7 @@ class Speculation:
             del self._verifying[request]
 
     def drop(self, request: Request) -> None:
-        """What came of a request's oldest draft is not going to be known."""
+        """Forget a request's oldest draft in flight: its outcome will not be known."""
         kinds = self._verifying[request]
         kinds.pop(0)
         if not kinds:
@@ -212,7 +213,8 @@ class Speculation:
         self._histories[request] = history_of(num_drafts, num_right)
 
     def _guess(self, request: Request, most: int) -> _Guess | None:
-        """What may follow a request's known tokens. A guess that was made before and not verified is checked now."""
+        """Return a guess of what follows a request's known tokens, if there is one. An earlier guess that was not
+        verified is compared with the tokens that have come since."""
         num_known = request.num_known_tokens
         last = self._guesses.get(request)
         if last is not None and last.num_known < num_known:
@@ -245,7 +247,7 @@ class Speculation:
         return draft._replace(token_ids=draft.token_ids[:num_fitting]) if draft is not None and num_fitting else None
 
     def _choose(self, plan: StepPlan, guesses: dict[Request, _Guess], most: int) -> dict[Request, int]:
-        """How many tokens of each draft to verify: those most likely to survive first, while they are worth it."""
+        """Return how many tokens of each draft to verify: those most likely to survive, as long as they pay."""
         num_rows = len(plan.scheduled)
         num_tokens = sum(share.num_tokens for share in plan.scheduled.values())
         chunk_s = (num_tokens - num_rows) * (self._pace.step_time.per_token_s or 0.0)
@@ -275,7 +277,7 @@ class Speculation:
         return chosen
 
     def _levels(self, guesses: Iterable[_Guess]) -> list[_Level]:
-        """What can be verified, in the order in which it is worth it; guesses of a kind are alike."""
+        """Return the draft tokens that can be verified, by kind and place, most likely to survive first."""
         counts: dict[int, list[int]] = {}
         for guess in guesses:
             places = counts.setdefault(guess.kind, [0] * self._max_tokens)
@@ -291,8 +293,8 @@ class Speculation:
         return sorted(levels, key=lambda level: (-level.chance, level.place))
 
     def _num_worth(self, levels: Sequence[_Level], *, value: float, step_s: float, num_rows: int, most: int) -> int:
-        """How many guesses make the most of a step that would bring `value` tokens in `step_s` without any: 0 if none
-        does."""
+        """Return how many draft tokens give the best rate of tokens in a step that yields `value` tokens in `step_s`
+        without drafts; 0 if none improve it."""
         best, num_worth, num_taken = value / step_s, 0, 0
         if self._cost.is_known(num_rows):
             best *= 1.0 + SPECULATION.least_gain
@@ -308,7 +310,7 @@ class Speculation:
         return num_worth
 
     def _extend(self, plan: StepPlan, request: Request, guess: _Guess, num_tokens: int) -> None:
-        """Give a request's share a draft, shorter if there are no blocks for all of it."""
+        """Add a draft to a request's share. It is shortened if there are no blocks for all of it."""
         share = plan.scheduled[request]
         new_block_ids = self._kv_cache.allocate(request, 1 + num_tokens)
         if new_block_ids is None:

@@ -1,11 +1,10 @@
-"""How long steps take, learned from those that have run, and what follows for the next one: how many prompt tokens it
-may compute beside its decodes.
+"""Learns how long steps take, and decides how many prompt tokens the next step may compute beside its decodes.
 
     DecodeTime      the duration of a step that only decodes, by its number of requests
     StepTimeModel   a step's duration by its number of prompt tokens
     DecodePace      how many prompt tokens the next step may have
 
-There is no clock here: durations are arguments, so the same durations give the same answers.
+There is no clock here: durations are arguments, so the same durations give the same results.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from headway.core.tuning import STEP_TIME
 
 
 class DecodeTime:
-    """The time of a step that only decodes, as a line through the observed steps, younger ones counting more.
+    """The time of a step that only decodes, as a line fitted to the observed steps. Younger steps count more.
 
     duration           ╱
                    ╱            each request adds the reading of its keys and values
                ╱
     ───────╱
-           │  reading the weights, whatever the number of requests
+           │  reading the weights takes the same time for any number of requests
            0          requests
     """
 
     ROWS_PER_BASE = 100.0
-    """This many requests cost as much as reading the weights, as long as only batches of one size have been observed:
-    about right for an 8B model in 16 bit with contexts of a thousand tokens."""
-    _KEPT = 0.998  # weight of older steps, with each new one
-    _PRIOR_WEIGHT = 0.1  # of `ROWS_PER_BASE`, where a step counts 1
+    """This many requests are assumed to cost as much as reading the weights while only batches of one size have been
+    observed. It is about right for an 8B model in 16 bit with contexts of a thousand tokens."""
+    _KEPT = 0.998  # older steps keep this part of their weight with each new one
+    _PRIOR_WEIGHT = 0.1  # the weight of `ROWS_PER_BASE`; a step has weight 1
 
     def __init__(self) -> None:
         self._num = self._rows = self._rows_squared = self._s = self._rows_s = 0.0
@@ -52,15 +51,16 @@ class DecodeTime:
 
     @property
     def row_s(self) -> float:
-        """What one more request adds."""
+        """The time that one more request adds."""
         return self._row_s
 
     def seconds(self, num_rows: int) -> float:
-        """Expected time of a step with this many decodes; 0 before any was observed."""
+        """Return the expected time of a step with this many decodes; 0 before any was observed."""
         return self._base_s + num_rows * self._row_s
 
     def _fit(self) -> None:
-        """The least squares of the steps' errors and of `base_s - ROWS_PER_BASE * row_s`. No part is negative."""
+        """Fit the line by least squares, with `base_s - ROWS_PER_BASE * row_s` as one more error. Neither `base_s` nor
+        `row_s` becomes negative."""
         num = self._num + self._PRIOR_WEIGHT
         rows = self._rows - self._PRIOR_WEIGHT * self.ROWS_PER_BASE
         rows_squared = self._rows_squared + self._PRIOR_WEIGHT * self.ROWS_PER_BASE**2
@@ -76,7 +76,7 @@ class DecodeTime:
 class StepTimeModel:
     """The time of a step without prompts (`base_s`), and the extra time per prompt token (`per_token_s`).
 
-    A step reads all weights once, whatever it computes; a few prompt tokens add nothing to that, each further one costs
+    Every step reads all weights once. A few prompt tokens add nothing to that time, and each further one adds
     `per_token_s`:
 
         duration                    ╱
@@ -84,35 +84,36 @@ class StepTimeModel:
         base      ───────────╱
                   0         64      chunk tokens
 
-    `base_s` is learned from steps with at most a few prompt tokens, `per_token_s` from the others. Where one of them is
-    not known yet it follows from the other: a device computes about `TOKENS_PER_BASE` tokens in the time it needs to
-    read the weights. A step can be slow for reasons that say nothing about the next one (a kernel is compiled, another
-    process gets the core), but it is never faster than it can be. So slow steps count up to a limit, and one that is
-    much faster than expected replaces all that was learned.
+    `base_s` is learned from steps with at most a few prompt tokens, `per_token_s` from the others. While one of them is
+    unknown it is derived from the other: a device computes about `TOKENS_PER_BASE` tokens in the time it needs to read
+    the weights. A step can be slow for reasons that say nothing about the next one (a kernel is compiled, another
+    process gets the core), but it cannot be faster than the device allows. So the time of a slow step counts only up to
+    a limit, and a step that is much faster than expected replaces all that was learned.
     """
 
     TOKENS_PER_BASE = 200
-    """For an 8B model in 16 bit on an H200 about 230; off by some factor on other devices, and soon forgotten."""
-    _BASE_WEIGHT = 0.1  # of the newest step in the base time
-    _HORIZON_TOKENS = 1024  # how many chunk tokens back the cost per token looks: it grows along a prompt
-    _DEFAULT_TOKENS = 512  # in a step with decodes, before any step has run
+    """About 230 was measured for an 8B model in 16 bit on an H200. Other devices differ, but it is used only until both
+    times have been measured."""
+    _BASE_WEIGHT = 0.1  # weight of the newest step in the base time
+    _HORIZON_TOKENS = 1024  # the cost per token is a mean over about this many chunk tokens: it grows along a prompt
+    _DEFAULT_TOKENS = 512  # prompt tokens of a step with decodes, before any step has run
 
     def __init__(self, *, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._base_s: float | None = None
-        # Weighted sums over steps with chunks, younger ones count more: steps, their tokens, their durations.
+        # Weighted sums over steps with chunks: steps, their tokens, their durations. Younger steps count more.
         self._num_steps = self._num_tokens = self._duration_s = 0.0
 
     @property
     def base_s(self) -> float | None:
-        """Time of a step that only decodes, or `None` before any step was observed."""
+        """The time of a step that only decodes; `None` before any step was observed."""
         if self._base_s is not None:
             return self._base_s
         return self.TOKENS_PER_BASE * self._ratio() if self._num_steps else None
 
     @property
     def per_token_s(self) -> float | None:
-        """Extra time for each prompt token, or `None` before any step was observed."""
+        """The extra time for each prompt token; `None` before any step was observed."""
         if not self._num_steps:
             return None if self._base_s is None else self._base_s / self.TOKENS_PER_BASE
         if self._base_s is None:
@@ -127,8 +128,8 @@ class StepTimeModel:
             self._observe_chunk(num_chunk_tokens, duration_s)
 
     def chunk_tokens(self, target_s: float) -> int:
-        """How many prompt tokens a step with decodes may have to take no longer than `target_s`: between `free_tokens`
-        and `max_tokens`."""
+        """Return how many prompt tokens a step with decodes can compute within `target_s`. The result is between
+        `free_tokens` and `max_tokens`."""
         base_s, per_token_s = self.base_s, self.per_token_s
         if base_s is None or per_token_s is None:
             return min(self._DEFAULT_TOKENS, self._max_tokens)
@@ -158,43 +159,43 @@ class StepTimeModel:
         self._duration_s = kept * self._duration_s + duration_s
 
     def _ratio(self) -> float:
-        """Time per token if reading the weights counts as `TOKENS_PER_BASE` tokens."""
+        """The time per token, if reading the weights counts as `TOKENS_PER_BASE` tokens."""
         return self._duration_s / (self._num_tokens + self.TOKENS_PER_BASE * self._num_steps)
 
 
 class DecodePace:
-    """How much of a step prompts may take, so that requests that generate keep the inter-token time they want.
+    """Decides how many prompt tokens a step may compute, so that decoding requests keep their target inter-token time.
 
-    Nearly always it is what fits into the target. Two things may make a step longer, because a device that computes
-    prompts in small pieces reads its weights for every piece, and all waiting requests wait for that:
+    Usually these are as many as fit into the target. In two cases a step may be longer, because a device that computes
+    prompts in small chunks reads its weights for every chunk, and all waiting requests wait for that:
 
-    * The target is kept by all but one token in `tokens_per_late_one`. These late tokens are spent where they help
-      most: when the backlog of prompts would take many steps at the target's pace, one step may take a few times as
-      long.
-    * A step may always take a fixed share of the time that the whole backlog needs. In quiet times that is less than
-      the target and changes nothing. In a flood, where keeping the pace of a few requests would delay many, steps grow;
-      as the backlog melts they shrink back.
+    * All but one token in `tokens_per_late_one` keep the target. The late ones are saved for when they help most: if
+      the backlog of prompts would take many steps at the target's pace, one step may take a few times as long.
+    * A step may always take a fixed share of the time that the whole backlog needs. Under low load that is less than
+      the target and changes nothing. Under overload, when keeping the pace of a few requests would delay many, steps
+      grow, and they shrink again with the backlog.
 
-    Neither makes a step longer than `stretch` times the target, nor longer than it gains throughput by: beyond
-    `gaining_steps` times the decodes alone, prompts are computed hardly faster. Without a target, that is the limit.
+    In neither case is a step longer than `stretch` times the target, nor longer than `gaining_steps` times the decodes
+    alone: beyond that, longer steps hardly compute prompts faster. Without a target, the latter is the only limit.
 
         backlog   ▁▁▂▁▁▁▁▁▇▆▄▃▂▁▁▁▁          prompt tokens that are not computed yet
-        step      ▂▂▂▂▂▂▂▂▄▄▃▂▂▂▂▂▂          max(target, share × backlog), now and then more, up to a limit
+        step      ▂▂▂▂▂▂▂▂▄▄▃▂▂▂▂▂▂          max(target, share × backlog), sometimes more, up to a limit
 
-    Matrix units compute rows in tiles, and the first row of a tile costs as much as all of them, so a step is filled up
-    to a whole number of tiles.
+    Matrix units compute rows in tiles, and a tile with one row costs as much as a full one. So the number of tokens in
+    a step is cut to a whole number of tiles.
     """
 
     SHORT_TOKENS = 512
-    """A prompt up to this length is never a long one, if a step's budget can hold it. Measured step times cannot tell:
+    """A prompt up to this length is never long, if a step's budget can hold it. Measured step times cannot decide this:
     beside a long context each token costs a multiple of what it costs in a short prompt."""
-    _MOST_LATE_TOKENS = 1024.0  # that can be saved up for a burst
+    _MOST_LATE_TOKENS = 1024.0  # how many late tokens can be saved up for a burst
 
     def __init__(
         self, *, target_s: float, max_tokens: int, long_step_s: float = 0.0, full_tokens: int = STEP_TIME.free_tokens
     ) -> None:
-        """`target_s`: the inter-token time of requests without a target of their own; 0: none. `long_step_s`: how long
-        a step with a long prompt may take; 0: no limit; but `full_tokens` of it, which keep the device busy, always."""
+        """`target_s`: the inter-token time of requests that have no own target; 0: none. `long_step_s`: how long a step
+        with a long prompt may take; 0: no limit. Such a step may always have `full_tokens`, which keep the device busy.
+        """
         self.target_s = target_s
         self.long_step_s = long_step_s
         self._full_tokens = min(full_tokens, max_tokens)
@@ -206,8 +207,8 @@ class DecodePace:
     def chunk_tokens(
         self, *, target_s: float, num_decodes: int, num_backlog_tokens: int, limit_s: float = math.inf
     ) -> int:
-        """How many prompt tokens the next step may have beside its decodes. No more than keep it within `limit_s`,
-        whatever the backlog. To be called once for each step that could have any."""
+        """Return how many prompt tokens the next step may have beside its decodes. Whatever the backlog, they keep it
+        within `limit_s`. Call it once for each step that could have prompt tokens, since it counts late tokens."""
         if not num_decodes:
             return self._max_tokens
         if not target_s:
@@ -232,14 +233,14 @@ class DecodePace:
         return self._whole_tiles(num_tokens, num_decodes)
 
     def max_short_tokens(self, num_left_tokens: int) -> int:
-        """The longest prompt that counts as fitting into a step with this many tokens left for prompts."""
+        """Return the length up to which a prompt is short, for a step with this many tokens left for prompts."""
         return min(
             num_left_tokens,
             max(self.SHORT_TOKENS, int(STEP_TIME.short_part * self._max_tokens), self._long_step_tokens()),
         )
 
     def long_tokens(self, num_decodes: int) -> int:
-        """How many prompt tokens a step may have beside its decodes if there is a long prompt among them."""
+        """Return how many prompt tokens a step may have beside its decodes if one of its prompts is long."""
         num_tokens = self._long_step_tokens()
         return num_tokens if num_tokens == self._max_tokens else self._whole_tiles(num_tokens, num_decodes)
 
@@ -249,24 +250,24 @@ class DecodePace:
         return max(self.step_time.chunk_tokens(self.long_step_s), self._full_tokens)
 
     def note_decodes(self, num_decodes: int, *, target_s: float) -> None:
-        """Count the decodes of the next step as being in time, so that some later ones may be late."""
+        """Count the decodes of the next step as in time, so that some later ones may be late."""
         if target_s:
             saved = self._num_late_allowed + num_decodes / STEP_TIME.tokens_per_late_one
             self._num_late_allowed = min(saved, self._MOST_LATE_TOKENS)
 
     @property
     def longest_s(self) -> float:
-        """About how long a step full of prompts takes; 0 where time does not limit steps, or before any has run."""
+        """About how long a step full of prompt tokens takes; 0 without a target, or before any step has run."""
         base_s, token_s = self.step_time.base_s, self.step_time.per_token_s
         return base_s + self._max_tokens * token_s if self.target_s and base_s and token_s else 0.0
 
     def decode_s(self, num_decodes: int) -> float:
-        """How long a step with this many decodes and nothing else takes; 0 before any step has run."""
+        """Return how long a step takes that has only this many decodes; 0 before any step has run."""
         return self.decode_time.seconds(num_decodes) or self.step_time.base_s or 0.0
 
     def planned_s(self, *, num_decodes: int, num_backlog_tokens: int, slowdown: float) -> float:
-        """How long the next step would be meant to take with these decodes and this backlog only, on a machine that
-        takes `slowdown` times as long as this one."""
+        """Return how long the next step would be planned to take with only these decodes and this backlog, on a machine
+        that takes `slowdown` times as long as this one."""
         decode_s = slowdown * self.decode_s(num_decodes)
         if not num_backlog_tokens:
             return decode_s
@@ -277,7 +278,8 @@ class DecodePace:
         return max(decode_s, min(decode_s + backlog_s, max(self.target_s, grown_s)))
 
     def _whole_tiles(self, num_chunk_tokens: int, num_decodes: int) -> int:
-        """Fewer tokens, so that the step ends with a tile. Small steps have smaller tiles, so none loses a quarter."""
+        """Return fewer prompt tokens, so that the step fills whole tiles. Small steps have smaller tiles, so that none
+        loses as much as a quarter."""
         num_tokens = num_chunk_tokens + num_decodes
         tile = min(STEP_TIME.tile_tokens, 1 << max(0, num_tokens.bit_length() - 3))
         return max(num_chunk_tokens - num_tokens % tile, min(STEP_TIME.free_tokens, self._max_tokens))

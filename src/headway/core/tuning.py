@@ -1,7 +1,7 @@
-"""The measured numbers of the core: what they stand for, and the benchmark that shows what they do.
+"""The tuned numbers of the core, with their meaning and the benchmarks that show their effect.
 
-`benchmarks/tuning.py` doubles and halves each of them and prints what becomes of the rows; docs/results/tuning.md has
-the table. A number without any effect on a row is not here, but a constant of the class that uses it.
+`benchmarks/tuning.py` doubles and halves each of them and prints the effect on the rows; docs/results/tuning.md has the
+table. A number without any effect on a row is a constant of the class that uses it instead.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ class StepTimeTuning:
 
     free_tokens: int = 64
     """The fewest prompt tokens that a step may have, so that prompts always make progress. A step with fewer of them
-    counts as one without any."""
+    counts as one without prompts."""
     backlog_share: float = 0.1
-    """Part of the time that the backlog of prompts needs, which one step may take."""
+    """One step may take this part of the time that the whole backlog of prompts needs."""
     backlog_steps: int = 8
-    """A backlog of more steps than this at the target's pace justifies a late step."""
+    """A backlog that takes more steps than this at the target's pace justifies a late step."""
     gaining_steps: float = 8.0
-    """A step with prompts gains throughput up to this many times the time of its decodes alone: prompts then have 7/8
-    of it. Longer ones gain little, and all requests that generate wait for them."""
+    """A step with prompts gains throughput up to this many times the time of its decodes alone; prompts then take 7/8
+    of it. Longer steps gain little, and all decoding requests wait for them."""
     stretch: float = 2.5
-    """How many times the target a step may take for the sake of a backlog."""
+    """For the sake of a backlog, a step may take up to this many times the target."""
     tokens_per_late_one: int = 250
-    """Tokens that have to be in time before another one may be late: the 99th percentile keeps the target."""
+    """How many tokens must be in time before another one may be late, so that the 99th percentile keeps the target."""
     short_part: float = 0.25
-    """A prompt up to this part of the largest step is not a long one: several of them are computed together at full
+    """A prompt up to this part of the largest step is not long: several such prompts are computed together at full
     speed."""
     tile_tokens: int = 128
-    """Rows of a matrix product that are computed together, where there are many; smaller products have smaller
-    tiles."""
+    """How many rows of a large matrix product are computed together; smaller products have smaller tiles."""
     most_times_expected: float = 3.0
-    """A step slower than this is cut off, one faster than its inverse replaces what was learned."""
+    """A step's time counts up to this many times the expected time. A step that is faster than expected by this factor
+    replaces what was learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +44,20 @@ class SpeculationTuning:
     `speculation` of `headway claims`."""
 
     least_gain: float = 0.03
-    """Drafts have to make a step better by this part of it: what they cost and bring is not known exactly, and requests
-    that are lucky leave the others with smaller batches."""
+    """Drafts must improve a step's token rate by this fraction: their cost and gain are not known exactly, and requests
+    that finish early leave smaller batches to the others."""
     steps_to_trust: int = 3
-    """A time is believed when this number of steps have taken it: one without drafts, and then what drafts add."""
+    """How many steps must be measured before a time is trusted: that of plain steps, and that which drafts add."""
     steps_per_plain_one: int = 128
-    """Steps with drafts, one after the other, before one without shows what they are to be compared with."""
+    """After this many steps with drafts in a row, one without drafts is measured for comparison."""
     steps_per_fade: int = 3072
-    """After this number of steps, half of what drafts have cost and brought is forgotten."""
+    """After this many steps, the measured costs and counted successes of drafts are halved."""
     first_drafts: int = 4
-    """Tokens that the first step with drafts may have, or one for every four requests if that is more."""
+    """How many draft tokens the first step with drafts may have, or one for every four requests if that is more."""
     lookups_per_step: int = 4
-    """Where steps overlap: for how many requests guesses are looked up for a step, in the mean, while none pays."""
+    """If steps overlap: for how many requests guesses are looked up per step, on average, while no draft pays."""
     max_counted: float = 200.0
-    """Guesses that are remembered of a kind and place."""
+    """How many guesses of a kind and place are counted before the counts are halved."""
 
 
 STEP_TIME = StepTimeTuning()

@@ -1,1 +1,1 @@
-"""Which block of KV memory holds what: bookkeeping only, no bytes."""
+"""The bookkeeping of KV memory: which block holds which tokens. The bytes themselves are not handled here."""

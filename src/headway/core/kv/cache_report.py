@@ -1,4 +1,4 @@
-"""What a prefix cache tells of itself: which blocks it keeps, change by change."""
+"""Reports of a prefix cache: which blocks it keeps, as a sequence of changes."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import NamedTuple
 
 
 class CacheReport(NamedTuple):
-    """How a replica's prefix cache has changed."""
+    """The changes of a replica's prefix cache since the previous report."""
 
     number: int
-    """0, 1, 2, … for the life of a replica."""
+    """Numbers the reports of a replica: 0, 1, 2, …"""
     stored: Sequence[bytes]
-    """Digests of blocks that are in the cache now and were not, or, if `is_whole`, of all that are."""
+    """Digests of the blocks that have entered the cache, or of all cached blocks if `is_whole`."""
     evicted: Sequence[bytes] = ()
     is_whole: bool = False
 
 
 MAX_REPORTED = 4096
-"""Blocks in a report; what is left comes with the next."""
+"""The most blocks in a report; the remaining ones follow in the next."""
 
 
 class CacheChanges:
-    """What a prefix cache has to report: the difference between what it holds and what it has told."""
+    """Collects what a prefix cache has to report: the difference between what it holds and what it has reported."""
 
     def __init__(self, held: Callable[[], Iterable[bytes]]) -> None:
-        """`held`: the digests of all its full blocks."""
+        """`held` returns the digests of all full blocks in the cache."""
         self._held = held
         self._changes: dict[bytes, bool] = {}  # digest → whether it was stored; oldest first
         self._number = 0
@@ -34,22 +34,22 @@ class CacheChanges:
         self.tell_all()
 
     def tell_all(self) -> None:
-        """Report everything again, from the next report on."""
+        """Report everything again, starting with the next report."""
         self._changes = dict.fromkeys(self._held(), True)
         self._starts_anew = True
 
     def store(self, digest: bytes) -> None:
-        """A block is kept from now on."""
+        """Note that a block has entered the cache."""
         if self._changes.pop(digest, True):
             self._changes[digest] = True
 
     def evict(self, digest: bytes) -> None:
-        """A block is not kept any more."""
+        """Note that a block has left the cache."""
         if not self._changes.pop(digest, False):
             self._changes[digest] = False
 
     def report(self) -> CacheReport | None:
-        """The next report, if there is anything to tell."""
+        """Return the next report; None if there is nothing to report."""
         if not self._changes and not self._starts_anew:
             return None
         part = list(itertools.islice(self._changes.items(), MAX_REPORTED))

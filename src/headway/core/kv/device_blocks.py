@@ -1,11 +1,11 @@
-"""Blocks of device memory: free, in use, or idle and kept for what they hold.
+"""Blocks of device memory: free, in use, or idle and kept for their contents.
 
     free ──► in use ──► idle ──► in use again
       ▲         │         │
       └─────────┴─────────┘          not worth keeping, or evicted because another request needs room
 
-Idle blocks count as room, since they can be evicted at any time. Two kinds of them are kept: those of the prefix cache,
-and those that were prefetched for requests that still wait (`TieredCache`). The former go first.
+Idle blocks count as available, since they can be evicted at any time. There are two kinds: blocks of the prefix cache,
+and blocks that were prefetched for requests that still wait (`TieredCache`). The former are evicted first.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from headway.core.kv.tiered_cache import TieredCache
 
 
 class DeviceBlocks:
-    """The pool, and the blocks of it that are kept."""
+    """The block pool, together with the idle blocks that are kept."""
 
     def __init__(self, pool: BlockPool, *, prefix_cache: PrefixCache | None, tiers: TieredCache | None) -> None:
-        """`tiers` get the blocks that are evicted."""
+        """Create it over this pool. Evicted blocks are moved to `tiers`."""
         self.pool = pool
         self._cache = prefix_cache
         self._tiers = tiers
         self.nodes = [CachedBlock(block_id) for block_id in range(0 if prefix_cache is None else pool.num_blocks)]
-        """What is known of each block's contents, by its id, whether it is cached or not."""
+        """The record of each block's contents, by block id, whether it is cached or not."""
 
     @property
     def num_idle(self) -> int:
-        """Blocks that no request uses and that are kept for what they hold."""
+        """Blocks that no request uses and that are kept for their contents."""
         if self._cache is None:
             return 0
         return self._cache.num_idle_blocks + (0 if self._tiers is None else self._tiers.num_prefetched)
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be handed out: free ones, and idle ones that would be evicted."""
+        """Blocks that can be allocated: free ones, and idle ones, which would be evicted."""
         return self.pool.num_free_blocks + self.num_idle
 
     @property
@@ -49,7 +49,7 @@ class DeviceBlocks:
         return {node.block_id: node for node in self.nodes if node.is_cached}
 
     def take(self, num_blocks: int) -> list[int] | None:
-        """Take blocks, evicting idle ones where free ones do not suffice; `None` if there are not enough."""
+        """Take blocks, evicting idle ones if the free ones do not suffice. Returns `None` if there are not enough."""
         num_free = self.pool.num_free_blocks
         if num_blocks <= num_free:
             return self.pool.allocate(num_blocks)
@@ -59,7 +59,7 @@ class DeviceBlocks:
         return taken + self._evict(num_blocks - num_free)
 
     def _evict(self, num_blocks: int) -> list[int]:
-        """Take the idle blocks that are worth least."""
+        """Evict and take the idle blocks that are worth least."""
         assert self._cache is not None
         taken = []
         for block in self._cache.evict(num_blocks):
@@ -73,8 +73,8 @@ class DeviceBlocks:
         return taken
 
     def drop(self, block_id: int, *, keep: bool = True) -> None:
-        """Drop one owner of a block. After the last one it is idle if it is cached, else free. `keep=False`: it is not
-        to be found again."""
+        """Drop one owner of a block. After the last one, it becomes idle if it is cached, and free otherwise.
+        `keep=False`: it must not be found again."""
         if not self.pool.drop(block_id):
             return
         if self._cache is not None and (node := self.nodes[block_id]).is_cached:

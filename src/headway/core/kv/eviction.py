@@ -1,9 +1,9 @@
-"""Which cached block to evict first when memory is needed.
+"""Eviction policies: which cached block is evicted first when memory is needed.
 
-    EvictionPolicy   one number per block: the least goes first
-    EvictionQueue    the blocks that could go now, in that order; pinned ones go when there is nothing else
+    EvictionPolicy   gives each block a key; the block with the smallest key is evicted first
+    EvictionQueue    the blocks that could be evicted now, in that order; pinned ones go when there is nothing else
 
-Only leaves are evicted, so a block with a small number still waits for those below it.
+Only leaves are evicted, so a block with a small key stays until those below it are gone.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from headway.core.kv.blocks import CachedBlock
 from headway.errors import ConfigError
 
 _Candidate = tuple[bool, float, int, int, CachedBlock]
-"""(pinned, the policy's key, order of arrival, version, block): the least is evicted first"""
+"""(pinned, the policy's key, order of arrival, version, block); the smallest is evicted first."""
 
 
 class EvictionPolicy(Protocol):
-    """Told of what happens to blocks that no request uses."""
+    """Orders idle blocks for eviction, and is notified of what happens to them."""
 
     def key(self, block: CachedBlock) -> float:
-        """What the block is worth. Asked when its last user releases it, and kept until it is used again."""
+        """Return what the block is worth. Called when its last user releases it, and kept until it is used again."""
         ...
 
     def found(self, block: CachedBlock) -> None:
-        """Note that a request is about to use the block again; its hits do not count that yet."""
+        """Note that a request is about to use the block again. `num_hits` does not include this use yet."""
         ...
 
     def evicted(self, key: float) -> None:
-        """Note that a block of this key has been evicted."""
+        """Note that a block with this key has been evicted."""
         ...
 
 
 class EvictionQueue:
-    """Idle leaves of the prefix cache as a heap. A candidate that is used again stays in it and is invalid: its block
-    has another version by then."""
+    """Idle leaves of the prefix cache as a heap. A candidate that is used again stays in the heap but becomes invalid,
+    since its block's version changes."""
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
@@ -47,7 +47,7 @@ class EvictionQueue:
         self._num_pushed = 0
 
     def offer(self, block: CachedBlock, *, now_s: float, num_cached: int) -> None:
-        """Make an idle leaf a candidate; there are `num_cached` blocks in all, and the lists stay about as short."""
+        """Make an idle leaf a candidate. `num_cached` is the number of all cached blocks, which bounds the lists."""
         heapq.heappush(self._candidates, self._candidate(block, now_s))
         if max(len(self._candidates), len(self._pins)) > 2 * num_cached + 64:
             self._clean_up()
@@ -55,13 +55,13 @@ class EvictionQueue:
     def evict(
         self, num_blocks: int, *, now_s: float, remove: Callable[[CachedBlock], CachedBlock | None]
     ) -> list[CachedBlock]:
-        """Evict this many blocks; fewer, if no more are idle. `remove` takes one out of the tree and returns the block
-        above it, if that is an idle leaf now."""
+        """Evict this many blocks, or fewer if no more are idle, and return them. `remove` takes a block out of the tree
+        and returns its parent if that is an idle leaf now."""
         self._unpin_expired(now_s)
         evicted: list[CachedBlock] = []
         candidates, above = self._candidates, None
         while len(evicted) < num_blocks and (candidates or above is not None):
-            # Mostly the block above the last one is next: it was released just after it. Then the heap stays as it is.
+            # Usually the parent of the last block is next: it was released just after it. Then the heap stays as it is.
             least = heapq.heappop(candidates) if above is None else heapq.heappushpop(candidates, above)
             above = None
             _, key, _, version, block = least
@@ -103,7 +103,7 @@ class EvictionQueue:
 
 
 class LeastRecentlyUsed:
-    """The block that has not been used for longest."""
+    """Evicts the block whose last use is longest ago."""
 
     def key(self, block: CachedBlock) -> float:
         return block.last_used
@@ -116,19 +116,19 @@ class LeastRecentlyUsed:
 
 
 class CostAware:
-    """The block that is expected to save least: its tokens × the likelihood that a request needs them.
+    """Evicts the block that is expected to save least: its tokens × the likelihood that a request needs them.
 
-    Blocks hold equally many tokens, so it is the likelihood that tells them apart. It is learnt by kind: of all blocks
-    that had been found as often and lay as deep, which share was found once more after its last user had left? Whether
-    second turns come more often than third ones, whether long contexts return: it shows in these counts.
+    Blocks hold equally many tokens, so only the likelihood matters. It is learnt by kind: of all blocks with as many
+    hits at the same depth, which share was found again after the last user had left? These counts show whether second
+    turns are more frequent than third ones, and whether long contexts return.
 
-    The key lies between that of the block evicted last and the present, as far up as the likelihood says:
+    The likelihood places the key between that of the block evicted last and the present:
 
         evicted last ├──────────────┼─────┤ now               likelihood 0.7
                                     key
 
-    so a block that is twice as likely to be found is kept for twice as long, and certain ones are as with LRU. Costs
-    O(1) per block.
+    So a block that is twice as likely to be found is kept for twice as long, and a certain one is treated as with LRU.
+    The cost is O(1) per block.
     """
 
     def __init__(self) -> None:
@@ -148,12 +148,12 @@ class CostAware:
 
 
 class _Kind:
-    """How often blocks of one kind were released by their last user and found again. Old counts fade."""
+    """Counts how often blocks of one kind were released by their last user and found again. Old counts fade."""
 
     __slots__ = ("num_found", "num_released")
 
     def __init__(self) -> None:
-        self.num_found = 1.0  # as if one of two had been found before anything is known
+        self.num_found = 1.0  # at first, as if one of two blocks had been found
         self.num_released = 2.0
 
     def release(self) -> None:
@@ -168,18 +168,18 @@ class _Kind:
 
 
 def _kind_of(block: CachedBlock) -> tuple[int, int, bool]:
-    """Hits up to four, depth by powers of two, and whether it is a tail."""
+    """The kind of a block: its hits up to four, its depth by powers of two, and whether it is a tail."""
     return min(block.num_hits, 4), block.depth.bit_length(), block.tail is not None
 
 
 MEMORY = 4096
-"""Blocks of a kind after which what was counted before weighs half."""
+"""After this many released blocks of a kind, its counts are halved."""
 
 POLICIES: Mapping[str, Callable[[], EvictionPolicy]] = {"lru": LeastRecentlyUsed, "cost": CostAware}
 
 
 def create_eviction_policy(name: str) -> EvictionPolicy:
-    """The policy of this name."""
+    """Create the policy of this name. Raises `ConfigError` if there is none."""
     if name not in POLICIES:
         raise ConfigError(f"Unknown eviction policy '{name}'. Known: {', '.join(POLICIES)}.")
     return POLICIES[name]()

@@ -1,23 +1,23 @@
-"""Host memory for blocks: a fixed number of slots, found by the digests of the blocks in them.
+"""The host tier: a fixed number of slots for blocks in host memory, found by the digests of the blocks in them.
 
     device   in use ──► kept (idle) ──► evicted
                 ▲                          │ copied out, before the block is written again
                 │ copied in                ▼
-    host        └───────────────────── a slot of the tier ──► forgotten, the slot that was used longest ago first
+    host        └───────────────────── a slot of the tier ──► forgotten, least recently used first
                                            │  ▲
                                     stored ▼  │ fetched
     remote                        a folder on disk, or another replica
 
 A block that has a slot is in one of three states:
 
-    fetching ──► on host ◄──► prefetched        copied to the device, too, for requests that wait for others still
+    fetching ──► on host ◄──► prefetched        also copied to the device, for requests that still wait for others
 
-Only bookkeeping is here: which digest is in which slot. The runner copies the bytes between device and host, in the
-order of the plan. Fetches and stores run beside the steps: until one is done, its slot is not given to others, and a
-slot that is being filled is not found.
+Only the bookkeeping is here: which digest is in which slot. The runner copies the bytes between device and host, in the
+order of the plan. Fetches and stores run in parallel to the steps. Until one is done, its slot is not reused, and a
+block that is being fetched is not found.
 
-What is on disk already, or could not be stored, is clean: it can be forgotten at once. Once slots become scarce, those
-that are dirty are stored, the oldest first, before they are needed; if that is too slow, blocks are dropped.
+A block that is on disk already, or could not be stored, is clean: its slot can be reused at once. When slots become
+scarce, dirty blocks are stored in advance, oldest first. If that is too slow, blocks are dropped.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from headway.core.kv.disk_index import DiskIndex
 from headway.counters import Counter, Gauge, Statistics
 
 MAX_STORES = 64
-"""Blocks that are being stored at the same time."""
-_NUM_CLEAN_LOOKS = 64  # of the oldest blocks, to find a clean one
+"""The most blocks that are being stored at the same time."""
+_NUM_CLEAN_LOOKS = 64  # how many of the oldest blocks are searched for a clean one
 
 
 class HostTierStats(Statistics):
-    """Blocks in host memory and on disk, and their ways between the two and the device."""
+    """Counts blocks in host memory and on disk, and their transfers between these and the device."""
 
     num_host_blocks: Annotated[int, Gauge("kv_blocks_host", "KV blocks kept in host memory.")] = 0
     num_disk_blocks: Annotated[int, Gauge("kv_blocks_disk", "KV blocks known to be on disk.")] = 0
@@ -55,13 +55,13 @@ class HostTierStats(Statistics):
         ),
     ] = 0
     fetch_s: Annotated[float, Counter("kv_blocks_fetch_seconds", "Time that fetches of KV blocks took.")] = 0.0
-    """One after the other."""
+    """The sum over all fetches, also those that overlapped."""
     num_stored_blocks: Annotated[int, Counter("kv_blocks_stored", "KV blocks written to disk.")] = 0
     num_unstored_blocks: Annotated[
         int, Counter("kv_blocks_not_stored", "KV blocks that could not be written to disk.")
     ] = 0
     num_dropped_blocks: Annotated[int, Counter()] = 0
-    """Of these, those that left host memory before it was their turn."""
+    """Blocks that were not stored because they left host memory before their turn; a part of `num_unstored_blocks`."""
 
     @property
     def num_failed_stores(self) -> int:
@@ -69,20 +69,20 @@ class HostTierStats(Statistics):
 
 
 class PartState(enum.Enum):
-    """Where a block with a slot is."""
+    """The state of a block that has a slot."""
 
     FETCHING = "fetching"
     """Its slot is being filled from disk, or from another replica."""
     ON_HOST = "on host"
     PREFETCHED = "prefetched"
-    """On the host, and in a device block of its own that no request uses yet."""
+    """It is in host memory, and also in a device block that no request uses yet."""
 
 
 _FETCHING, _ON_HOST, _PREFETCHED = PartState.FETCHING, PartState.ON_HOST, PartState.PREFETCHED
 
 
 class HostedPart:
-    """A block that has a slot."""
+    """A block that has a slot, with its state."""
 
     __slots__ = ("is_storing", "slot", "source", "state")
 
@@ -90,34 +90,34 @@ class HostedPart:
         self.slot = slot
         self.state = state
         self.source = source  # where it is fetched from, as in `BlockMoves`
-        self.is_storing = False  # its slot is being read
+        self.is_storing = False  # its slot is being written to disk
 
 
 class HostTier:
-    """The slots."""
+    """The slots of host memory, and the transfers that fill and store them."""
 
     def __init__(self, num_slots: int, *, disk: DiskIndex | None = None) -> None:
-        """`disk`: what is known of it; without one nothing is stored."""
+        """Create empty slots. `disk` is the index of blocks on disk; without it nothing is stored."""
         if num_slots < 1:
             raise ValueError(f"a host tier needs at least one slot, not {num_slots}")
         self.num_slots = num_slots
         self.disk = disk
         self.stats = HostTierStats()
         self.num_fetching = 0
-        """Slots that are being filled."""
+        """How many slots are being filled."""
         self.num_storing = 0
-        """Slots that are being stored."""
-        self._parts: OrderedDict[bytes, HostedPart] = OrderedDict()  # the one used longest ago first
-        self._dirty: OrderedDict[bytes, None] = OrderedDict()  # of these: what has to be stored, in the same order
+        """How many slots are being written to disk."""
+        self._parts: OrderedDict[bytes, HostedPart] = OrderedDict()  # least recently used first
+        self._dirty: OrderedDict[bytes, None] = OrderedDict()  # the blocks that have to be stored, in the same order
         self._free = list(range(num_slots - 1, -1, -1))
         self._read_by_next_step: set[int] = set()
-        self._being_copied = collections.Counter[int]()  # slots, by how many steps in flight copy to them
+        self._being_copied = collections.Counter[int]()  # how many steps in flight copy to each slot
         self._pins = collections.Counter[bytes]()
-        self._fetches: list[tuple[bytes, int, str]] = []  # these two as in `BlockMoves`, to be taken
+        self._fetches: list[tuple[bytes, int, str]] = []  # not started yet; both lists are as in `BlockMoves`
         self._stores: list[tuple[bytes, int]] = []
 
     def __len__(self) -> int:
-        """Blocks that are here."""
+        """The number of blocks that are in host memory."""
         return self.num_slots - len(self._free) - self.num_fetching
 
     def __contains__(self, digest: bytes) -> bool:
@@ -125,28 +125,28 @@ class HostTier:
         return part is not None and part.state is not _FETCHING
 
     def __iter__(self) -> Iterator[bytes]:
-        """What was used longest ago comes first."""
+        """The digests of the blocks in host memory, least recently used first."""
         return (digest for digest, part in self._parts.items() if part.state is not _FETCHING)
 
     def state_of(self, digest: bytes) -> PartState | None:
-        """`None`: it has no slot."""
+        """Return the state of a block; `None` if it has no slot."""
         part = self._parts.get(digest)
         return None if part is None else part.state
 
     def find(self, digests: Iterable[bytes]) -> list[bytes]:
-        """How much of a chain is here, from its first block on."""
+        """Return the first blocks of a chain, up to the first one that is not in host memory."""
         return list(itertools.takewhile(self.__contains__, digests))
 
     def slot_of(self, digest: bytes) -> int | None:
-        """Where a block is, if its bytes are there: no step that copies them is in flight."""
+        """Return the slot of a block if its bytes are there; `None` while a step in flight still copies them."""
         if digest not in self:
             return None
         slot = self._parts[digest].slot
         return None if slot in self._being_copied else slot
 
     def put(self, digest: bytes) -> int | None:
-        """Take a slot for a block that is about to be evicted. `None` if it is here already or about to be, or no slot
-        can be given up."""
+        """Take a slot for a block that is about to be evicted. Returns `None` if the block has a slot already, or if no
+        slot can be freed."""
         if digest in self._parts:
             self.touch([digest])
             return None
@@ -161,7 +161,7 @@ class HostTier:
         return slot
 
     def read(self, digest: bytes) -> int:
-        """The slot of a block that the next step copies in; it is not given to another before."""
+        """Return the slot of a block that the next step copies in. The slot is not reused before that."""
         slot = self._parts[digest].slot
         self.touch([digest])
         self._read_by_next_step.add(slot)
@@ -169,7 +169,7 @@ class HostTier:
         return slot
 
     def touch(self, digests: Iterable[bytes]) -> None:
-        """Count blocks as used just now, as far as they are here."""
+        """Count blocks as used just now; those without a slot are ignored."""
         for digest in digests:
             if digest in self._parts:
                 self._parts.move_to_end(digest)
@@ -177,24 +177,24 @@ class HostTier:
                 self._dirty.move_to_end(digest)
 
     def step_planned(self) -> None:
-        """Note that a step with all reads so far has been planned: its slots may be written by later ones."""
+        """Note that the step with all reads so far has been planned, so that later steps may write to their slots."""
         self._read_by_next_step.clear()
 
     def copied_out(self, slots: Iterable[int]) -> None:
-        """A step that copied to these slots has a result."""
+        """Note that a step that copied to these slots has a result."""
         for slot in slots:
             self._being_copied[slot] -= 1
             if self._being_copied[slot] <= 0:
                 del self._being_copied[slot]
 
     def discard(self, slots: Collection[int]) -> None:
-        """Forget the blocks in these slots, because what is in them cannot be trusted."""
+        """Forget the blocks in these slots, because their contents cannot be trusted."""
         for digest in [digest for digest in self if self._parts[digest].slot in slots]:
             self._free.append(self._forget(digest))
 
     def _take_oldest(self, *, is_still: bool = False, keep: Collection[bytes] = ()) -> int | None:
-        """The slot of the oldest block, or of one that is almost as old and clean. `is_still`: no step in flight may
-        copy to it. Not those that are pinned, nor those of `keep`."""
+        """Forget the oldest block, or a clean one that is almost as old, and return its slot; `None` if there is none.
+        Pinned blocks and those of `keep` stay. `is_still`: no step in flight may copy to the slot."""
         oldest_dirty = None
         for num_looks, (digest, part) in enumerate(self._parts.items()):
             if part.state is _FETCHING or part.is_storing or part.slot in self._read_by_next_step:
@@ -219,11 +219,11 @@ class HostTier:
     # ---- blocks for requests that wait ----------------------------------------------------------------------------
 
     def pin(self, digests: Iterable[bytes]) -> None:
-        """Keep blocks that are here, or on their way, until each of these pins is taken back."""
+        """Keep blocks that are in host memory or being fetched, until each of these pins is removed."""
         self._pins.update(digests)
 
     def unpin(self, digests: Iterable[bytes]) -> None:
-        """A request that had them pinned has them, or does not need them."""
+        """Remove one pin of each of these blocks."""
         for digest in digests:
             self._pins[digest] -= 1
             if not self._pins[digest]:
@@ -236,17 +236,17 @@ class HostTier:
 
     @property
     def num_takeable(self) -> int:
-        """Slots that are free, or whose blocks are not pinned."""
+        """How many slots are free or hold blocks that are not pinned."""
         return self.num_slots - self.num_fetching - sum(digest in self for digest in self._pins)
 
     def mark_prefetched(self, digest: bytes, *, is_prefetched: bool) -> None:
-        """A block that is here is on the device, too, for requests that wait; or is not any more."""
+        """Note whether a block in host memory is also on the device for requests that wait."""
         self._parts[digest].state = _PREFETCHED if is_prefetched else _ON_HOST
 
     # ---- disk and other replicas ----------------------------------------------------------------------------------
 
     def fetch(self, digest: bytes, source: str, *, keep: Collection[bytes] = ()) -> bool:
-        """Have a block fetched that is not here. False if no slot can be given up for it, without those of `keep`."""
+        """Plan to fetch a block that has no slot. Returns False if no slot can be freed; blocks of `keep` stay."""
         slot = self._take_still(keep)
         if slot is None:
             return False
@@ -256,14 +256,14 @@ class HostTier:
         return True
 
     def _take_still(self, keep: Collection[bytes]) -> int | None:
-        """A slot that no step in flight copies to."""
+        """Take a slot that no step in flight copies to; `None` if there is none."""
         for place in range(len(self._free) - 1, -1, -1):
             if self._free[place] not in self._being_copied:  # as a failed step's slot may be
                 return self._free.pop(place)
         return self._take_oldest(is_still=True, keep=keep)
 
     def fetch_done(self, digest: bytes, ok: bool, *, seconds: float = 0.0) -> None:
-        """A fetch has ended: from now on the block is found, or its slot is free."""
+        """Note that a fetch has ended. If `ok`, the block is found from now on; otherwise its slot is free."""
         part = self._parts[digest]
         self.num_fetching -= 1
         if not ok:
@@ -285,7 +285,7 @@ class HostTier:
             self._dirty[digest] = None
 
     def store_done(self, digest: bytes, ok: bool) -> None:
-        """A block has been stored, or cannot be."""
+        """Note that a block has been stored, or that storing it has failed."""
         self._parts[digest].is_storing = False
         self.num_storing -= 1
         if ok:
@@ -296,7 +296,7 @@ class HostTier:
             self.stats.num_unstored_blocks += 1
 
     def take_transfers(self) -> tuple[tuple[tuple[bytes, int, str], ...], tuple[tuple[bytes, int], ...]]:
-        """Fetches and stores to be started, as in `BlockMoves`."""
+        """Return the fetches and stores to start now, as in `BlockMoves`."""
         if len(self._free) < self.num_slots // 4 + 1:
             self.store_some(MAX_STORES)
         if not self._fetches and not self._stores:
@@ -307,7 +307,7 @@ class HostTier:
         return transfers
 
     def store_some(self, most: int) -> None:
-        """Have the oldest blocks stored that are not on disk, until `most` are being stored."""
+        """Plan to store the oldest blocks that are not on disk, until `most` are being stored."""
         for digest in list(itertools.islice(self._dirty, most)):
             if self.num_storing >= most:
                 return
@@ -319,7 +319,7 @@ class HostTier:
                 self._stores.append((digest, part.slot))
 
     def num_free_above(self, num_kept: int) -> int:
-        """Free slots beyond the first `num_kept`."""
+        """How many slots are free if `num_kept` of the free ones are kept back."""
         return max(len(self._free) - num_kept, 0)
 
     def check_invariants(self) -> None:

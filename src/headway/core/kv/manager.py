@@ -1,20 +1,20 @@
-"""Which blocks hold which request's keys and values.
+"""The KV cache manager: it keeps the block table of each request.
 
-A request's block table maps its token positions to blocks; position p lives in block `table[p // block_size]` at offset
+A block table maps a request's token positions to blocks. Position p is in block `table[p // block_size]` at offset
 `p % block_size`. Only the last block of a table can be partly empty, so at most `block_size - 1` slots per request are
-waste:
+wasted:
 
     table   [ 7 ][ 2 ][ 9 ]          block_size 4, 10 tokens
     slots   ████  ████  ██··
 
-Blocks are taken when tokens are about to be computed, not when a request is admitted. What keeps admission honest is
-the promise: an admitted request has been promised the blocks of all tokens it has now (its prompt, chunk by chunk), and
-no other request is admitted into them.
+Blocks are taken when tokens are about to be computed, not when a request is admitted. At admission a request is only
+promised the blocks of all its present tokens, which it computes chunk by chunk. Promised blocks do not count as room
+for other requests.
 
-    KVCacheManager   tables and promises
-    PrefixSharing    blocks that several requests have in common, or had: into the prefix cache, and out of it
-    DeviceBlocks     which blocks are free, in use, or kept although no request uses them
-    TieredCache      blocks that are elsewhere
+    KVCacheManager   block tables and promises
+    PrefixSharing    puts blocks of requests into the prefix cache, and finds shared blocks there
+    DeviceBlocks     which blocks are free, in use, or idle
+    TieredCache      blocks in host memory, on disk or at other replicas
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from headway.core.request import Request
 
 
 class KVCacheManager:
-    """Hands out blocks to requests. The only way to say "does not fit" is `None`."""
+    """Allocates blocks to requests. `None` is the only result that means "does not fit"."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class KVCacheManager:
         restore_block_s: float = 0.0,
         reserve_tokens: int = 0,
     ) -> None:
-        """`host_tier` takes what the prefix cache gives up; `restore_block_s`: how long it takes to copy a block back
-        from there. `reserve_tokens`: every request is promised room for at least this many tokens when it is admitted,
-        used or not."""
+        """`host_tier` takes the blocks that the prefix cache evicts; `restore_block_s`: how long it takes to copy a
+        block back from there. `reserve_tokens`: every request is promised room for at least this many tokens at
+        admission, whether it uses them or not."""
         if block_size < 1:
             raise ValueError(f"block_size must be at least 1, not {block_size}")
         self.block_size = block_size
@@ -69,7 +69,7 @@ class KVCacheManager:
         self.device = DeviceBlocks(pool, prefix_cache=prefix_cache, tiers=self.tiers)
         self._sharing: PrefixSharing | None = None
         self.uncached: Mapping[Request, int] = {}
-        """With a prefix cache: how many tokens requests were admitted with, until all of them have landed."""
+        """With a prefix cache: how many tokens each request was admitted with, until all of these have landed."""
         if prefix_cache is not None:
             self._sharing = PrefixSharing(
                 prefix_cache, self.device, tiers=self.tiers, copies=self._copies, block_size=block_size
@@ -81,17 +81,17 @@ class KVCacheManager:
 
     @property
     def num_blocks(self) -> int:
-        """Size of the cache in blocks."""
+        """The size of the cache in blocks."""
         return self.device.pool.num_blocks
 
     @property
     def capacity_tokens(self) -> int:
-        """Size of the cache in tokens."""
+        """The size of the cache in tokens."""
         return self.num_blocks * self.block_size
 
     @property
     def num_available_blocks(self) -> int:
-        """Blocks that can be handed out: free ones, and idle ones that would be evicted."""
+        """Blocks that can be allocated: free ones, and idle ones, which would be evicted."""
         return self.device.num_available
 
     @property
@@ -101,50 +101,50 @@ class KVCacheManager:
 
     @property
     def num_table_entries(self) -> int:
-        """Lengths of all block tables together: more than the used blocks, where blocks are shared."""
+        """The sum of the lengths of all block tables: more than the used blocks if blocks are shared."""
         return self._num_table_entries
 
     @property
     def num_reserved_blocks(self) -> int:
-        """Blocks that are used, or promised and so kept from others."""
+        """Blocks that are used or promised."""
         return self.device.num_used + self._num_promised_blocks
 
     @property
     def num_promised_blocks(self) -> int:
-        """Blocks that admitted requests are going to need for tokens they already have."""
+        """Blocks that admitted requests will need for tokens that they already have."""
         return self._num_promised_blocks
 
     @property
     def holdings(self) -> Mapping[str, Holding]:
-        """What each admitted request has, by its id."""
+        """The holding of each admitted request, by its id."""
         return self._holdings
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that `num_tokens` tokens occupy."""
+        """Return how many blocks `num_tokens` tokens occupy."""
         return -(-num_tokens // self.block_size)
 
     def block_table(self, request_id: str) -> tuple[int, ...]:
-        """The blocks of a request, in token order; empty if it has none."""
+        """Return the blocks of a request, in token order; empty if it has none."""
         holding = self._holdings.get(request_id)
         return () if holding is None else tuple(holding.table)
 
     def advance(self, now_s: float) -> None:
-        """Set the time, which pinned blocks go by."""
+        """Set the current time, at which pins of blocks may expire."""
         if self.prefix_cache is not None:
             self.prefix_cache.advance(now_s)
 
     # ---- admission ------------------------------------------------------------------------------------------------
 
     def can_ever_fit(self, request: Request) -> bool:
-        """Whether the request, alone in the cache, could run to its very end."""
+        """Whether the request could run to its end if it had the whole cache to itself."""
         return self.blocks_for(max(request.max_kv_tokens, self.reserve_tokens)) <= self.num_blocks
 
     def can_admit(self, request: Request, *, num_spare_blocks: int, leaving: Sequence[Request] = ()) -> bool:
-        """Whether all tokens the request has now fit beside what is promised, leaving `num_spare_blocks`; or would fit,
-        if those that are `leaving` had left."""
+        """Whether all present tokens of the request fit beside the promised blocks, with `num_spare_blocks` left over.
+        With `leaving`: whether they would fit after these requests had left."""
         found = [] if self._sharing is None else self._sharing.find(request)
         if self.reserve_tokens:
-            num_spare_blocks = 0  # no request ever needs more than was promised
+            num_spare_blocks = 0  # no request ever needs more than it was promised
         num_own = self._blocks_to_promise(request) - len(found)
         num_needed = num_own + self._num_promised_blocks + num_spare_blocks
         if leaving:
@@ -152,8 +152,8 @@ class KVCacheManager:
         return num_needed <= self.device.num_available - sum(block.is_idle for block in found)
 
     def _num_left_behind(self, leaving: Sequence[Request], found: Sequence[CachedBlock]) -> int:
-        """How many blocks only these requests use, or are promised. Without the `found` ones: the request that found
-        them needs no others in their place."""
+        """Return how many blocks would become available if these requests left: blocks that only they use, and promised
+        ones. The `found` blocks do not count, since the waiting request is going to use them itself."""
         holdings = [self._holdings[request.request_id] for request in leaving]
         num_users = Counter(block_id for holding in holdings for block_id in holding.table)
         for block in found:
@@ -165,28 +165,28 @@ class KVCacheManager:
         return self.blocks_for(max(request.num_tokens, self.reserve_tokens))
 
     def num_cached_tokens(self, request: Request) -> int:
-        """How many tokens of a waiting request are in full blocks of the prefix cache."""
+        """Return how many tokens of a waiting request are in full blocks of the prefix cache."""
         return 0 if self._sharing is None else self.block_size * self._sharing.num_found_blocks(request)
 
     def num_own_tokens(self, request: Request) -> int:
-        """How many computed tokens of a running request are in blocks that no other request uses."""
+        """Return how many computed tokens of a running request are in blocks that no other request uses."""
         table = self._holdings[request.request_id].table
         num_shared = sum(self.device.pool.ref_count(block_id) > 1 for block_id in table)
         return request.num_computed_tokens - num_shared * self.block_size
 
     def should_wait(self, request: Request) -> bool:
-        """Whether a running request is just computing the next block that this one needs."""
+        """Whether a running request is computing the next block that this one needs, so that waiting saves work."""
         return self._sharing is not None and self._sharing.is_being_computed(request)
 
     def admit(
         self, request: Request, *, restore_mode: str = "auto", token_s: float | None = None
     ) -> tuple[tuple[int, ...], int]:
-        """Open a block table and promise the blocks of the present tokens. Returns the beginning of the table, from
-        the prefix cache, and how many tokens are computed there already. There must be room: see `can_admit`.
+        """Create a block table and promise the blocks of the present tokens. Returns the cached blocks that the table
+        begins with, and how many tokens in them are computed already. There must be room: see `can_admit`.
 
         `restore_mode`: whether blocks in the host tier are copied back ("swap") or their tokens computed again
-        ("recompute"); "auto" is what takes less time. `token_s`: what computing a prompt token takes; while that is not
-        known, copying is taken to be faster."""
+        ("recompute"); "auto" chooses the faster. `token_s`: the time to compute a prompt token; while it is not known,
+        copying is assumed to be faster."""
         if request.request_id in self._holdings:
             raise RuntimeError(f"request {request.request_id} is admitted twice")
         holding = self._holdings[request.request_id] = Holding()
@@ -203,7 +203,8 @@ class KVCacheManager:
     # ---- growing and leaving --------------------------------------------------------------------------------------
 
     def allocate(self, request: Request, num_tokens: int) -> list[int] | None:
-        """Make room for the next `num_tokens` tokens. Returns the blocks added to the table (maybe none), or `None`."""
+        """Make room for the next `num_tokens` tokens. Returns the blocks added to the table, possibly none; `None` if
+        there are not enough."""
         holding = self._holdings[request.request_id]
         num_new_blocks = self.blocks_for(request.num_computed_tokens + num_tokens) - len(holding.table)
         if num_new_blocks <= 0:
@@ -220,31 +221,31 @@ class KVCacheManager:
         return new_blocks
 
     def num_tokens_that_fit(self, request: Request) -> int:
-        """How many more tokens of the request could be computed with the blocks that are available right now."""
+        """Return how many more tokens of the request could be computed with the blocks that are available now."""
         num_blocks = len(self._holdings[request.request_id].table) + self.device.num_available
         return num_blocks * self.block_size - request.num_computed_tokens
 
     def num_free_slots(self, request: Request) -> int:
-        """How many more tokens fit into the blocks that it has."""
+        """Return how many more tokens fit into the blocks that the request has."""
         return len(self._holdings[request.request_id].table) * self.block_size - request.num_computed_tokens
 
     def land(self, request: Request, num_tokens: int) -> None:
-        """Note that a running request's first `num_tokens` tokens have been computed: other requests may find its full
-        blocks from now on, and the rest of a complete prompt.
+        """Note that a running request's first `num_tokens` tokens have been computed. From now on other requests may
+        find its full blocks, and, if its prompt is complete, the prompt's last block.
 
-        That is for the tokens it was admitted with. What it generates is cached when it leaves: hardly any request
-        begins with an answer before its end, and all blocks at once cost less than one at a time."""
+        This is for the tokens that it was admitted with. Generated tokens are cached when it leaves: hardly any request
+        begins with an answer before its end, and caching all blocks at once is cheaper than one at a time."""
         if self._sharing is not None:
             self._sharing.land(request, self._holdings[request.request_id], num_tokens)
 
     def complete(self, request: Request) -> None:
-        """Let other requests find all that a running request has computed: it has its last token."""
+        """Let other requests find all that a running request has computed, because it has its last token."""
         if self._sharing is not None:
             self._sharing.complete(request, self._holdings[request.request_id])
 
     def free(self, request: Request, *, keep: bool = True) -> None:
-        """Take back all blocks of a request, last one first. Cached ones stay for other requests, and those it has
-        computed are cached now; `keep=False`: none are, because what is in them cannot be trusted."""
+        """Free all blocks of a request, last one first. The full blocks that it has computed are cached for other
+        requests. `keep=False`: they are not, because their contents cannot be trusted."""
         holding = self._holdings.pop(request.request_id)
         if self._sharing is not None:
             self._sharing.leave(request, holding, keep=keep)
@@ -256,16 +257,17 @@ class KVCacheManager:
     # ---- copies ---------------------------------------------------------------------------------------------------
 
     def prefetch(self) -> BlockMoves:
-        """Have blocks that have come to the host copied to the device, as far as there is room, before the requests
-        that wait for them can be admitted. The moves have to be made at once."""
-        if self.tiers is None or any(self._copies):  # what is planned for the next step stays in it
+        """Plan to copy blocks that have arrived in host memory to the device, as long as there is room, before the
+        requests that wait for them can be admitted. Returns the moves, which must be made at once."""
+        if self.tiers is None or any(self._copies):  # copies for the next step must not be taken here
             return NO_MOVES
         num_free = self.device.num_available - self.tiers.num_prefetched - self._num_promised_blocks
         self.tiers.prefetch(self.device.take, most=num_free)
         return self.take_moves() if any(self._copies) else NO_MOVES
 
     def take_moves(self) -> BlockMoves:
-        """All copies planned since the last call, to be made before the next step computes anything, and transfers."""
+        """Return all copies planned since the last call, and the transfers to start. The copies must be made before the
+        next step computes anything."""
         moves = NO_MOVES
         if any(self._copies):
             moved_out, copied, moved_in = self._copies
@@ -275,5 +277,5 @@ class KVCacheManager:
         return moves if self.tiers is None else self.tiers.add_transfers(moves)
 
     def take_transfers(self) -> BlockMoves:
-        """Those only: there is no step to make copies for."""
+        """Return only the transfers to start, if there is no step to make copies for."""
         return NO_MOVES if self.tiers is None else self.tiers.add_transfers(NO_MOVES)

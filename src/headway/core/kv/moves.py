@@ -1,4 +1,4 @@
-"""Copies and transfers of blocks that go with a step: decided by the bookkeeping, for those who move the bytes."""
+"""The records of block copies and transfers that belong to a step, planned by the bookkeeping for the runner."""
 
 from __future__ import annotations
 
@@ -6,30 +6,32 @@ from typing import NamedTuple
 
 
 class BlockMoves(NamedTuple):
-    """What is copied before a step computes anything. First all that goes out, then copies on the device, then what
-    comes in; all copies read before any of them is written. And transfers, which begin with the step: fetches and
-    stores."""
+    """The copies before a step, and the transfers that begin with it.
+
+    The copies are made before the step computes anything: first those to host memory, then those on the device, then
+    those from host memory. `copied` reads all its blocks before it writes any. Fetches and stores are transfers, which
+    the step does not wait for."""
 
     moved_out: tuple[tuple[int, int], ...] = ()
-    """(block, slot of the host tier)"""
+    """(block, slot of the host tier): a block to copy to host memory."""
     copied: tuple[tuple[int, int], ...] = ()
-    """(from, to)"""
+    """(source block, target block): a block to copy on the device."""
     moved_in: tuple[tuple[int, int], ...] = ()
-    """(slot of the host tier, block)"""
+    """(slot of the host tier, block): a slot to copy to the device."""
     fetched: tuple[tuple[bytes, int, str], ...] = ()
-    """(digest, slot of the host tier, source): a slot to be filled beside the steps, from disk (source "") or from the
-    replica at this address. No other copy of this or an earlier step that is not done has to do with the slot."""
+    """(digest, slot of the host tier, source): a slot to fill in parallel to the steps, from disk (source "") or from
+    the replica at this address. No other copy of this step or of an earlier one in flight uses the slot."""
     stored: tuple[tuple[bytes, int], ...] = ()
-    """(digest, slot of the host tier): a slot to be written to disk beside the steps."""
+    """(digest, slot of the host tier): a slot to write to disk in parallel to the steps."""
 
     @property
     def has_transfers(self) -> bool:
-        """Whether something begins that the step does not wait for."""
+        """Whether transfers begin, which the step does not wait for."""
         return bool(self.fetched or self.stored)
 
     @property
     def has_copies(self) -> bool:
-        """Whether something is copied before the step."""
+        """Whether blocks are copied before the step."""
         return bool(self.moved_out or self.copied or self.moved_in)
 
 
@@ -37,7 +39,7 @@ NO_MOVES = BlockMoves()
 
 
 class PlannedCopies(NamedTuple):
-    """Copies that the next step makes, as in `BlockMoves`. They are added here, and taken by the manager."""
+    """Copies for the next step, as in `BlockMoves`. The manager takes them when the step is planned."""
 
     moved_out: list[tuple[int, int]]
     copied: list[tuple[int, int]]

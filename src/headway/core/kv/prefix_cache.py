@@ -1,21 +1,21 @@
-"""Full blocks that stay after their request, found again by the tokens they hold.
+"""The prefix cache: full blocks that are kept after their request has ended, and found again by their tokens.
 
-Cached blocks form a tree: below each stand the blocks that came after it in some request.
+Cached blocks form a tree: the children of a block are the blocks that followed it in some request.
 
     [You are a helpful] ─ [assistant.\\nWhat is] ─ [the capital of Peru]      used by a request
                                             └─── [the weather like in]      idle: no request uses it, it may be evicted
 
-A request that uses a block uses all blocks above it, so idle blocks hang at the bottom. Only leaves are evicted, so no
-chain is ever split: a block can always be found from the root. The eviction policy says which leaf goes first; pinned
-blocks go when there is nothing else.
+A request that uses a block uses all blocks above it, so idle blocks are at the bottom. Only leaves are evicted, so no
+chain is ever split: a block can always be found from the root. The eviction policy chooses the leaf; pinned blocks are
+evicted only when there is nothing else.
 
-The last block of a request, which is not full, may hang in the tree too: it is a tail. No other request can write into
-it, but one that begins with some of its tokens can start from a copy:
+The last block of a request, which is not full, may be in the tree too: it is called a tail. No other request can write
+into it, but a request that begins with some of its tokens can start from a copy:
 
     [You are a helpful] ─ [assistant.\nWhat is] ─ [the capital]                two of four tokens
 
-A block that is not in the tree yet may be announced: a running request is computing it. Other requests that need it
-should wait rather than compute it too.
+A block that is not in the tree yet may be announced, which means that a running request is computing it. Other requests
+that need it should wait rather than compute it too.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from headway.core.kv.eviction import EvictionPolicy, EvictionQueue, LeastRecentl
 from headway.counters import Counter, Statistics
 
 MAX_TAILS = 32
-"""This many tails are kept below one block: to find one, tokens are compared with all of them."""
+"""The most tails below one block. A lookup compares tokens with all of them, so these must be few."""
 
 
 class PrefixCacheStats(Statistics):
-    """What was looked up in the cache, and what was put into it and taken out."""
+    """Counts lookups in the cache, and the blocks inserted and evicted."""
 
     num_queried_tokens: Annotated[
         int,
@@ -44,7 +44,7 @@ class PrefixCacheStats(Statistics):
             by_replica=True,
         ),
     ] = 0
-    """Of requests that enter it for the first time or after a preemption. Beams that go on do not count."""
+    """Counted for requests that are admitted for the first time or after a preemption, but not for continuing beams."""
     num_hit_tokens: Annotated[
         int,
         Counter(
@@ -65,7 +65,7 @@ class PrefixCacheStats(Statistics):
 
 
 class PrefixCache:
-    """The tree. Knows blocks by their digests and never touches the pool: it says which block to evict."""
+    """The tree of cached blocks, by digest. It chooses which blocks to evict, but does not touch the pool."""
 
     def __init__(self, policy: EvictionPolicy | None = None) -> None:
         self.policy = policy or LeastRecentlyUsed()
@@ -73,12 +73,12 @@ class PrefixCache:
         self.eviction = EvictionQueue(self.policy)
         self._now_s = 0.0  # for pins
         self._blocks: dict[bytes, CachedBlock] = {}
-        self._tails: dict[bytes, dict[bytes, CachedBlock]] = {}  # by the digest before them, the oldest first
+        self._tails: dict[bytes, dict[bytes, CachedBlock]] = {}  # by the digest before them, oldest first
         self._announced: dict[bytes, str] = {}
         self._num_idle = 0
         self._num_uses = 0
         self.changes: CacheChanges | None = None
-        """What is to be reported, where somebody wants to know."""
+        """The changes to report; None unless `follow_changes` was called."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -92,18 +92,18 @@ class PrefixCache:
         return self._num_idle
 
     def follow_changes(self) -> CacheChanges:
-        """Note from now on which full blocks come and go; those that are there come first."""
+        """Collect changes of full blocks from now on, and return the collector. It reports the present blocks first."""
         self.changes = CacheChanges(lambda: [block.digest for block in self if block.tail is None])
         return self.changes
 
     def advance(self, now_s: float) -> None:
-        """Set the time, which pins go by."""
+        """Set the current time, at which pins may expire."""
         self._now_s = now_s
 
     # ---- finding --------------------------------------------------------------------------------------------------
 
     def find(self, digests: Iterable[bytes]) -> list[CachedBlock]:
-        """The longest chain from the root that is cached."""
+        """Return the cached blocks of this chain, up to the first one that is not cached."""
         chain = []
         for digest in digests:
             block = self._blocks.get(digest)
@@ -113,12 +113,12 @@ class PrefixCache:
         return chain
 
     def has(self, digest: bytes) -> bool:
-        """Whether a block is cached, used or not."""
+        """Whether a block is cached, in use or idle."""
         return digest in self._blocks
 
     def num_found(self, digests: Sequence[bytes], most: int) -> int:
-        """How long that chain is, `most` at most. A block is only there if all before it are, so few of them need to be
-        looked up."""
+        """Return how many of the first `most` blocks of this chain are cached. A block is cached only if all before it
+        are, so a binary search finds it."""
         blocks, low, high = self._blocks, 0, most
         while low < high:
             middle = (low + high + 1) // 2
@@ -129,7 +129,8 @@ class PrefixCache:
         return low
 
     def find_tail(self, before: bytes, tokens: Sequence[int]) -> tuple[CachedBlock | None, int]:
-        """The tail behind this digest that begins with most of these tokens, and with how many."""
+        """Return the tail after this digest that shares the most first tokens with `tokens`, and how many; `None` and 0
+        if there is none."""
         best, most = None, 0
         for block in self._tails.get(before, {}).values():
             assert block.tail is not None
@@ -139,7 +140,7 @@ class PrefixCache:
         return best, most
 
     def copy_from(self, block: CachedBlock) -> None:
-        """Count the use of a tail that a request starts from a copy of."""
+        """Count a use of a tail: a request starts from a copy of it."""
         is_idle = block.is_idle
         if is_idle:
             self.policy.found(block)
@@ -148,7 +149,7 @@ class PrefixCache:
             self._touch(block)
 
     def use(self, chain: Sequence[CachedBlock]) -> None:
-        """Count these as used by one more request from now on."""
+        """Count these blocks as used by one more request."""
         for block in chain:
             if block.is_idle:
                 self.policy.found(block)
@@ -158,7 +159,7 @@ class PrefixCache:
             block.num_hits += 1
 
     def touch(self, chain: Sequence[CachedBlock]) -> None:
-        """Count the idle ones as used just now, the first of them last."""
+        """Count the idle blocks of a chain as used just now, the first of them as the most recent."""
         for block in reversed(chain):
             if block.is_idle:
                 self._touch(block)
@@ -166,13 +167,13 @@ class PrefixCache:
     # ---- announcements --------------------------------------------------------------------------------------------
 
     def announce(self, digests: Iterable[bytes], request_id: str) -> None:
-        """Note that a request is going to compute these blocks, without those that another has or is about to."""
+        """Note that a request is going to compute these blocks, except those that are cached or announced already."""
         for digest in digests:
             if digest not in self._blocks:
                 self._announced.setdefault(digest, request_id)
 
     def withdraw(self, digests: Iterable[bytes], request_id: str) -> None:
-        """Note that the request is not going to compute these blocks any more, or has."""
+        """Note that the request has computed these announced blocks, or will not compute them."""
         for digest in digests:
             if self._announced.get(digest) == request_id:
                 del self._announced[digest]
@@ -189,7 +190,7 @@ class PrefixCache:
     # ---- insertion and eviction -----------------------------------------------------------------------------------
 
     def insert(self, block: CachedBlock, digest: bytes, parent: CachedBlock | None) -> bool:
-        """Keep a block that a request has just computed and still uses. False if there is one like it already."""
+        """Cache a block that a request has just computed and still uses. Returns False if an equal one is cached."""
         if digest in self._blocks:
             return False
         block.enter(digest, parent)
@@ -202,8 +203,8 @@ class PrefixCache:
     def insert_tail(
         self, block: CachedBlock, before: bytes, tokens: tuple[int, ...], parent: CachedBlock | None
     ) -> bool:
-        """Keep a block that is not full and that a request still uses. False if there is one like it already, or too
-        many others that are in use."""
+        """Cache a block that is not full and that a request still uses. Returns False if the cache has an equal one, or
+        too many others that are in use."""
         digest = tail_digest(before, tokens)
         tails = self._tails.setdefault(before, {})
         if digest in tails or (len(tails) >= MAX_TAILS and all(not tail.is_idle for tail in tails.values())):
@@ -214,7 +215,7 @@ class PrefixCache:
         return True
 
     def surplus_tail(self, before: bytes) -> CachedBlock | None:
-        """The oldest idle tail behind this digest, if there are too many."""
+        """Return the oldest idle tail after this digest, if there are too many."""
         tails = self._tails.get(before, {})
         if len(tails) <= MAX_TAILS:
             return None
@@ -226,23 +227,23 @@ class PrefixCache:
         self._unlink(block)
 
     def pin(self, block: CachedBlock, seconds: float) -> None:
-        """For this long from now on, evict the block only when nothing else is left."""
+        """Pin a block for this time: it is evicted only if nothing else is left."""
         block.pinned_until_s = max(block.pinned_until_s, self._now_s + seconds)
 
     def release(self, block: CachedBlock) -> None:
-        """Make a block idle that no request uses any more; blocks below it have been released before."""
+        """Make a block idle because no request uses it any more. The blocks below it must have been released before."""
         block.is_idle = True
         self._num_idle += 1
         self._touch(block)
 
     def evict(self, num_blocks: int) -> list[CachedBlock]:
-        """Forget this many blocks, each time the one that is worth least. Returns them: fewer, if no more are idle."""
+        """Evict this many blocks, each time the one that is worth least, or fewer if no more are idle. Returns them."""
         evicted = self.eviction.evict(num_blocks, now_s=self._now_s, remove=self._remove)
         self.stats.num_evicted_blocks += len(evicted)
         return evicted
 
     def forget(self, block: CachedBlock) -> bool:
-        """Forget an idle leaf that must not be found again. Returns whether it was one."""
+        """Forget a block that must not be found again, if it is an idle leaf. Returns whether it was."""
         if not block.is_idle or block.num_children:
             return False
         parent = self._remove(block)
@@ -260,7 +261,7 @@ class PrefixCache:
             self.eviction.offer(block, now_s=self._now_s, num_cached=len(self._blocks))
 
     def _remove(self, block: CachedBlock) -> CachedBlock | None:
-        """Take an idle leaf out of the tree. Returns the block above it, if that is an idle leaf now."""
+        """Take an idle leaf out of the tree. Returns its parent, if that is an idle leaf now."""
         block.is_idle = False
         self._num_idle -= 1
         self._unlink(block)
@@ -287,7 +288,7 @@ class PrefixCache:
 
 
 def _num_equal(some: Sequence[int], others: Sequence[int]) -> int:
-    """How many of the first tokens are the same."""
+    """Return how many tokens at the beginning are equal."""
     for index, (one, other) in enumerate(zip(some, others, strict=False)):
         if one != other:
             return index

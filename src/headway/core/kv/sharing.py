@@ -1,11 +1,11 @@
-"""Blocks that requests have in common: what a request finds when it enters the batch, and what others find of it.
+"""Prefix sharing: a request finds cached blocks when it is admitted, and its own blocks are cached for others.
 
-Full blocks are kept when their last owner leaves, and a request that begins with the same tokens starts with them in
-its table. A last block that is not full is kept too; a request that begins with the same tokens gets a copy of it,
-since the rest of it is going to differ.
+Full blocks are kept when their last owner leaves. A request that begins with the same tokens starts with them in its
+table. A last block that is not full is kept too. A request that begins with the same tokens gets a copy of it, since
+the rest of the block will differ.
 
-A step that has been launched may still fail, so a block is cached only when the result of its step has come: its tokens
-have landed.
+A launched step may still fail, so a block is cached only when its tokens have landed: the result of the step has
+arrived.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from headway.core.request import Request
 
 
 class Holding:
-    """What an admitted request has."""
+    """The block table of an admitted request, and the state of its blocks."""
 
     __slots__ = ("num_announced", "num_cached", "num_landed_tokens", "promised", "table")
 
     def __init__(self) -> None:
         self.table: list[int] = []
-        self.promised = 0  # blocks it still needs for the tokens it came with
+        self.promised = 0  # how many blocks it still needs for the tokens that it was admitted with
         self.num_cached = 0  # how many of its first blocks are in the prefix cache
-        self.num_announced = 0  # how many of its first blocks it is going to put there
-        self.num_landed_tokens = 0  # what steps have computed for sure, while it is in `uncached`
+        self.num_announced = 0  # how many of its first blocks it will have in the prefix cache
+        self.num_landed_tokens = 0  # how many tokens have landed, while it is in `uncached`
 
 
 class PrefixSharing:
@@ -46,9 +46,9 @@ class PrefixSharing:
         copies: PlannedCopies,
         block_size: int,
     ) -> None:
-        """`copies`: where copies of tails are planned."""
+        """Create it over these parts. Copies of tails are added to `copies`."""
         self.uncached: dict[Request, int] = {}
-        """How many tokens requests were admitted with, until all of them have landed."""
+        """How many tokens each request was admitted with, until all of these have landed."""
         self._cache = cache
         self._device = device
         self._tiers = tiers
@@ -58,21 +58,21 @@ class PrefixSharing:
     # ---- finding --------------------------------------------------------------------------------------------------
 
     def find(self, request: Request) -> list[CachedBlock]:
-        """The first blocks of a request's tokens that are cached."""
+        """Return the cached blocks that a request's tokens begin with."""
         if not request.reads_cache:
             return []
         most = request.num_shareable_blocks(self._block_size)
         return self._cache.find(request.block_digests(self._block_size, most)[:most])
 
     def num_found_blocks(self, request: Request) -> int:
-        """How many these are."""
+        """Return how many blocks `find` would return."""
         if not request.reads_cache:
             return 0
         most = request.num_shareable_blocks(self._block_size)
         return self._cache.num_found(request.block_digests(self._block_size, most), most)
 
     def is_being_computed(self, request: Request) -> bool:
-        """Whether a running request is just computing the next block after these."""
+        """Whether a running request is computing the block that follows those that `find` returns."""
         if not request.reads_cache:
             return False
         most, num_found = request.num_shareable_blocks(self._block_size), len(self.find(request))
@@ -83,8 +83,8 @@ class PrefixSharing:
     # ---- entering and leaving -------------------------------------------------------------------------------------
 
     def enter(self, request: Request, holding: Holding, *, restores: bool) -> int:
-        """Begin a table with what is cached, and announce what is going to be. Returns how many tokens were found.
-        `restores`: whether blocks in the host tier are copied back."""
+        """Begin a table with the cached blocks, and announce the blocks that will be computed. Returns how many tokens
+        were found. `restores`: whether blocks in the host tier are copied back."""
         self.uncached[request] = request.num_tokens
         found = self.find(request)
         for block in found:
@@ -109,8 +109,8 @@ class PrefixSharing:
         return num_found
 
     def _copy_tail(self, request: Request, holding: Holding) -> int:
-        """Begin the block after the shared ones with a copy of a cached tail. Returns how many tokens of it are this
-        request's too."""
+        """Begin the block after the shared ones with a copy of a cached tail, if there is one. Returns how many of its
+        tokens the request shares."""
         if not request.reads_cache:
             return 0
         start = len(holding.table) * self._block_size
@@ -120,7 +120,7 @@ class PrefixSharing:
         if block is None:
             return 0
         self._cache.copy_from(block)
-        # The tail itself may be evicted for the copy's block: what is in it stays until the next step writes.
+        # The tail itself may be evicted to make room for its copy. Its contents stay until the next step writes.
         new_blocks = self._device.take(1)
         if new_blocks is None:
             return 0
@@ -130,13 +130,13 @@ class PrefixSharing:
         return num_equal
 
     def _digest_before(self, request: Request, num_blocks: int) -> bytes:
-        """The digest that the block after the first `num_blocks` ones comes after."""
+        """Return the digest of the first `num_blocks` blocks, which the next block follows."""
         if not num_blocks:
             return root_digest(request.options.cache_salt)
         return request.block_digests(self._block_size, num_blocks)[num_blocks - 1]
 
     def leave(self, request: Request, holding: Holding, *, keep: bool) -> None:
-        """A request gives up its blocks next. What it has computed is cached now, if others may find it (`keep`)."""
+        """Note that a request is about to give up its blocks. With `keep`, the full ones it has computed are cached."""
         if keep:
             self._keep_full(request, holding, self._num_landed_tokens(request, holding))
         self.uncached.pop(request, None)
@@ -145,7 +145,7 @@ class PrefixSharing:
     # ---- caching what has landed ----------------------------------------------------------------------------------
 
     def land(self, request: Request, holding: Holding, num_tokens: int) -> None:
-        """As `KVCacheManager.land`."""
+        """Note that tokens have been computed, as in `KVCacheManager.land`."""
         if num_tokens >= self.uncached.get(request, math.inf):
             del self.uncached[request]
         holding.num_landed_tokens = num_tokens
@@ -154,18 +154,18 @@ class PrefixSharing:
             self._keep_tail(request, holding, num_tokens)
 
     def complete(self, request: Request, holding: Holding) -> None:
-        """Let other requests find all that a running request has computed: it has its last token."""
+        """Let other requests find all that a running request has computed, because it has its last token."""
         num_tokens = self._num_landed_tokens(request, holding)
         self._keep_full(request, holding, num_tokens)
         self._keep_tail(request, holding, num_tokens)
 
     def cached_blocks(self, holding: Holding) -> list[CachedBlock]:
-        """The first blocks of a table, as far as they are in the prefix cache."""
+        """Return the first blocks of a table, those that are in the prefix cache."""
         return [self._device.nodes[block_id] for block_id in holding.table[: holding.num_cached]]
 
     def _num_landed_tokens(self, request: Request, holding: Holding) -> int:
-        """Tokens that are in the cache for sure: no step that computes them is in flight. Once all that a request was
-        admitted with has landed, that is every known token but the last."""
+        """Return how many tokens have landed, so that no step in flight computes them. Once all tokens that a request
+        was admitted with have landed, these are all known tokens but the last."""
         return holding.num_landed_tokens if request in self.uncached else request.num_known_tokens - 1
 
     def _keep_full(self, request: Request, holding: Holding, num_tokens: int) -> None:
@@ -176,12 +176,12 @@ class PrefixSharing:
         nodes, cache = self._device.nodes, self._cache
         digests = request.block_digests(self._block_size, num_full)
         above = self._last_cached(holding)
-        self._drop_tail(nodes[holding.table[num_before]])  # only the first can have been a tail
+        self._drop_tail(nodes[holding.table[num_before]])  # only the first of these blocks can have been a tail
         for index in range(num_before, num_full):
             block = nodes[holding.table[index]]
             if not cache.insert(block, digests[index], above):
-                # Another request was first. What this one has from here on is its own copy: it cannot hang below the
-                # other's block, which this one does not hold.
+                # Another request cached an equal block first. The blocks of this request from here on are its own
+                # copies. They cannot be children of the other's block, because this request does not hold that block.
                 self._withdraw(request, holding)
                 break
             above = block
@@ -193,17 +193,18 @@ class PrefixSharing:
             self._pin(request, self.cached_blocks(holding)[num_before:])
 
     def _last_cached(self, holding: Holding) -> CachedBlock | None:
-        """The block that the next one of a request hangs below."""
+        """Return the last cached block of a request, the parent of its next one."""
         return self._device.nodes[holding.table[holding.num_cached - 1]] if holding.num_cached else None
 
     def _pin(self, request: Request, blocks: Iterable[CachedBlock]) -> None:
-        """Keep blocks for as long as the request asks, whether computed or found, as far as they are of its prompt."""
+        """Pin the full prompt blocks among these for as long as the request asks, whether computed or found."""
         for block in blocks:
             if block.depth < request.num_prompt_tokens // self._block_size:
                 self._cache.pin(block, request.options.cache_ttl_s)
 
     def _keep_tail(self, request: Request, holding: Holding, num_tokens: int) -> None:
-        """Cache the last block, which is not full: other requests may start from a copy. `num_tokens` have landed."""
+        """Cache the last block, which is not full, so that other requests may start from a copy of it. `num_tokens`
+        tokens have landed."""
         num_full, num_in_tail = divmod(num_tokens, self._block_size)
         if not num_in_tail or holding.num_cached != num_full:
             return
@@ -218,12 +219,12 @@ class PrefixSharing:
             self._device.pool.put_back(surplus.block_id)
 
     def _drop_tail(self, block: CachedBlock) -> None:
-        """Forget what was cached of a block that is not full, since there is more in it by now."""
+        """Take a block out of the cache if it is a tail, since it holds more tokens by now."""
         if block.is_cached and block.tail is not None:
             self._cache.drop_tail(block)
 
     def _withdraw(self, request: Request, holding: Holding) -> None:
-        """It is not going to compute what it has announced."""
+        """Withdraw all announcements of a request, which will not compute these blocks."""
         if holding.num_announced:
             digests = request.block_digests(self._block_size, holding.num_announced)
             self._cache.withdraw(digests[: holding.num_announced], request.request_id)

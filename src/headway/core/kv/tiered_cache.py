@@ -1,14 +1,14 @@
-"""Blocks that are elsewhere: what a waiting request should wait for, and what becomes of blocks that leave the device.
+"""The tiers beyond the device: fetches blocks for waiting requests, and moves evicted blocks to the host and to disk.
 
     absent ──► fetching ──► on host ──► prefetched ──► cached
                   fetch()      fetch_done()   prefetch()     the request is admitted: restore()
 
-The first four are states of a block in the host tier (`PartState`; absent: it has no slot), the last is the prefix
-cache's. A block that the prefix cache evicts goes back to the host, and from there to disk.
+The first four are states of a block in the host tier (`PartState`; absent: it has no slot). The last is the state in
+the prefix cache. A block that the prefix cache evicts is copied back to the host, and from there to disk.
 
-A request that waits has what is there of its chain pinned: nothing of it leaves the host before the request is
-admitted or gone. While it waits for others, blocks that have come may be prefetched: copied to device blocks that it
-alone will find. They count as room, and are given back when other requests need it.
+For a fetching request, the blocks of its chain that are in host memory are pinned: they stay there until it is admitted
+or has ended. While it waits for more, blocks that have arrived may be prefetched: copied to device blocks that are not
+in the prefix cache. Such blocks count as available, and are given back when other requests need them.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from headway.core.kv.prefix_cache import PrefixCache
 from headway.core.request import Request
 
 Take = Callable[[int], list[int] | None]
-"""`DeviceBlocks.take`"""
+"""The type of `DeviceBlocks.take`."""
 
 
 class FetchKind(enum.Enum):
-    """What a waiting request should do about blocks that are elsewhere."""
+    """What a waiting request should do about remote blocks."""
 
     NOTHING = "nothing"
-    """There are none that would help now."""
+    """No remote blocks would help now."""
     COMPUTE = "compute"
-    """There are, and computing them is faster: it need not ask again."""
+    """There are remote blocks, but computing them is faster. It need not ask again."""
     BLOCKED = "blocked"
-    """Wait until there is room for them on the host."""
+    """Wait until there is room for the blocks on the host."""
     WAIT = "wait"
-    """Wait until they have come."""
+    """Wait until the blocks have arrived."""
 
 
 class FetchDecision(NamedTuple):
-    """With the blocks to wait for, in the order of its tokens."""
+    """What a request should do, with the blocks to wait for, in the order of its tokens."""
 
     kind: FetchKind
     digests: Sequence[bytes] = ()
@@ -54,7 +54,7 @@ _NOTHING = FetchDecision(FetchKind.NOTHING)
 
 
 class TieredCache:
-    """The host tier behind a prefix cache, and what is known of places behind that."""
+    """The host tier below a prefix cache, and the blocks on disk and at other replicas that it can fetch."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class TieredCache:
         block_size: int,
         restore_block_s: float,
     ) -> None:
-        """`copies`: where copies between device and host are planned. `restore_block_s`: how long it takes to copy a
-        block back to the device."""
+        """Create it over these parts. Copies between device and host are added to `copies`. `restore_block_s`: how long
+        it takes to copy a block back to the device."""
         self.host = host
         self.restore_block_s = restore_block_s
         self._cache = prefix_cache
@@ -75,15 +75,15 @@ class TieredCache:
         self._copies = copies
         self._block_size = block_size
         self._pinned_for: dict[str, Sequence[bytes]] = {}
-        self._to_prefetch: dict[bytes, None] = {}  # blocks that have come since the last `prefetch`
-        self._prefetched: dict[bytes, int] = {}  # the block of the device that each one has, the latest last
+        self._to_prefetch: dict[bytes, None] = {}  # blocks that have arrived since the last `prefetch`
+        self._prefetched: dict[bytes, int] = {}  # the device block of each prefetched block, latest last
 
     # ---- requests that wait ---------------------------------------------------------------------------------------
 
     def fetch(self, request: Request, *, token_s: float | None) -> FetchDecision:
-        """Have blocks fetched that continue what is here of a waiting request's tokens: from disk if that is faster
-        than to compute them, or from the replica that it names. `token_s`: what computing a prompt token takes; while
-        that is not known, fetching is taken to be faster."""
+        """Fetch the blocks that follow the local ones of a waiting request's chain: from the replica that the request
+        names, or else from disk if that is faster than computing them. Returns what the request should do. `token_s`:
+        the time to compute a prompt token; while it is not known, fetching is assumed to be faster."""
         source, disk = request.options.blocks_at, self.host.disk
         if not request.reads_cache or not (source or disk):
             return _NOTHING
@@ -102,20 +102,20 @@ class TieredCache:
         wanted = list(itertools.takewhile(lambda digest: self._can_come(digest, source), missing))
         if self.host.pins and self._num_slots_for(wanted) > self.host.num_takeable:
             return FetchDecision(FetchKind.BLOCKED)
-        # The first ones last, since without them the others are of no use.
+        # The first blocks are touched last, since the others are useless without them.
         self._cache.touch(self._cache.find(digests[:num_cached]))
         self.host.touch(reversed([*on_host, *wanted]))
         return self._begin(request, source, on_host, wanted)
 
     def _is_worth_fetching(self, token_s: float | None) -> bool:
-        """Whether a block is read from disk sooner than computed. While blocks are read, those before them are copied
-        to the device."""
+        """Whether a block is read from disk faster than it is computed. Reading overlaps with copying earlier blocks to
+        the device, so both must be faster."""
         block_s = math.inf if token_s is None else self._block_size * token_s
         disk = self.host.disk
         return self.restore_block_s < block_s and disk is not None and disk.is_worth_fetching(block_s)
 
     def _can_come(self, digest: bytes, source: str) -> bool:
-        """Whether a block is here, coming, or where it can be fetched from."""
+        """Whether a block is in host memory, is being fetched, or can be fetched."""
         if source or self.host.state_of(digest) is not None:
             return True
         return self.host.disk is not None and digest in self.host.disk
@@ -125,8 +125,8 @@ class TieredCache:
         return min(num_new, self.host.num_slots)
 
     def _begin(self, request: Request, source: str, on_host: Iterable[bytes], wanted: Iterable[bytes]) -> FetchDecision:
-        """Begin fetches in the order of the tokens, as far as there are slots: to make room for the first ones, the
-        last ones of its own chain may go."""
+        """Start fetches in the order of the tokens, until no more slots can be freed. Later blocks of the same chain
+        may be dropped to make room for earlier ones."""
         awaited, pinned = [], dict.fromkeys(on_host)
         for digest in wanted:
             if digest not in self.host:
@@ -142,7 +142,7 @@ class TieredCache:
         return FetchDecision(FetchKind.WAIT, awaited)
 
     def release(self, request: Request) -> None:
-        """It has what was fetched for it, or does not need it."""
+        """Unpin the blocks of a request, which has been admitted or has ended."""
         pinned = self._pinned_for.pop(request.request_id, None)
         if pinned is not None:
             self.host.unpin(pinned)
@@ -150,27 +150,27 @@ class TieredCache:
 
     @property
     def pinned_for(self) -> Mapping[str, Collection[bytes]]:
-        """Which blocks are pinned for each request."""
+        """The blocks that are pinned for each request, by its id."""
         return self._pinned_for
 
     # ---- before a request is admitted -----------------------------------------------------------------------------
 
     @property
     def num_prefetched(self) -> int:
-        """Blocks of the device that hold something prefetched; each of them can be given back."""
+        """How many device blocks hold prefetched blocks; each of them can be given back."""
         return len(self._prefetched)
 
     @property
     def prefetched(self) -> Mapping[bytes, int]:
-        """These blocks of the device, by their digests."""
+        """The device blocks that hold prefetched blocks, by digest."""
         return self._prefetched
 
     def may_prefetch(self, digest: bytes) -> None:
-        """A block has come, and a request that waits for it waits for others still."""
+        """Note that a block has arrived for a request that still waits for others."""
         self._to_prefetch[digest] = None
 
     def prefetch(self, take: Take, *, most: int) -> None:
-        """Plan copies to the device of blocks that have come; of `most` blocks at most."""
+        """Plan to copy blocks that have arrived to the device, at most `most` of them."""
         wanted = [digest for digest in self._to_prefetch if self._is_wanted(digest)]
         self._to_prefetch.clear()
         blocks = take(min(len(wanted), most)) if wanted and most > 0 else None
@@ -185,7 +185,7 @@ class TieredCache:
         return is_on_host and digest in self.host.pins and not self._cache.has(digest)
 
     def give_back_prefetched(self, num_blocks: int) -> list[int]:
-        """Blocks of the device that are needed for something else; the end of a chain goes first."""
+        """Give back this many device blocks of prefetched ones, the latest first, and return them."""
         latest = list(itertools.islice(reversed(self._prefetched), num_blocks))
         return [self._end_prefetch(digest) for digest in latest]
 
@@ -199,15 +199,15 @@ class TieredCache:
         return self._prefetched.pop(digest)
 
     def restore(self, digests: Sequence[bytes], take: Take) -> list[int]:
-        """Blocks of the device for the beginning of this chain that is on the host: prefetched ones, and new ones to
-        which it is copied. There must be room for them."""
+        """Return device blocks for the blocks that this chain begins with and that are on the host. Some have been
+        prefetched; for the others new blocks are taken and copies planned. There must be room for them."""
         found = self.host.find(digests)
         blocks = {digest: self._end_prefetch(digest) for digest in found if digest in self._prefetched}
         for block_id in blocks.values():
             self._pool.share(block_id)
         self.host.touch(blocks)
         missing = [digest for digest in found if digest not in blocks]
-        slots = [self.host.read(digest) for digest in missing]  # first: to take blocks may need slots
+        slots = [self.host.read(digest) for digest in missing]  # before `take`, which may need slots for evicted blocks
         taken = take(len(missing)) if missing else []
         assert taken is not None, "a request is admitted for whose blocks there is no room"
         self._copies.moved_in.extend(zip(slots, taken, strict=True))
@@ -217,7 +217,8 @@ class TieredCache:
     # ---- blocks that leave the device -----------------------------------------------------------------------------
 
     def move_out(self, block: CachedBlock) -> bool:
-        """Plan to copy a full block to the host that leaves the device. False if it need not, or there is no room."""
+        """Plan to copy a full block that leaves the device to the host. Returns False if it is there already, or if
+        there is no room."""
         slot = self.host.put(block.digest)
         if slot is None:
             return False
@@ -225,8 +226,8 @@ class TieredCache:
         return True
 
     def landed(self, moves: BlockMoves, *, has_failed: bool) -> None:
-        """The step that made these moves has a result, or they were made without one. If that has failed, maybe before
-        any was made, what was to be copied out or prefetched is forgotten."""
+        """Note that these moves have been made, with a step or without one. If that has failed, possibly before any of
+        them was made, the blocks to be copied out or prefetched are forgotten."""
         if has_failed and self._prefetched:
             lost = {block_id for _, block_id in moves.moved_in}
             self._free_prefetched([digest for digest, block_id in self._prefetched.items() if block_id in lost])
@@ -237,7 +238,7 @@ class TieredCache:
             self.host.copied_out(slot for _, slot in moves.moved_out)
 
     def add_transfers(self, moves: BlockMoves) -> BlockMoves:
-        """The copies of a step that has been planned, and with them the transfers that begin now."""
+        """Return the copies of a planned step together with the transfers that start now."""
         if moves.moved_in:
             self.host.step_planned()
         fetched, stored = self.host.take_transfers()
@@ -246,8 +247,8 @@ class TieredCache:
     # ---- the disk at the start and at the end ---------------------------------------------------------------------
 
     def fetch_latest(self, most: int) -> list[bytes]:
-        """Have blocks fetched from disk that no request has asked for: those used last, the very last one first, as
-        long as more than a quarter of the slots is free. Returns which."""
+        """Fetch blocks from disk that no request has asked for, most recently used first, as long as more than a
+        quarter of the slots is free. Returns their digests."""
         host, disk = self.host, self.host.disk
         if disk is None:
             return []
@@ -257,7 +258,7 @@ class TieredCache:
         return [digest for digest in missing[:num_wanted] if host.fetch(digest, "")]
 
     def note_latest(self, digests: Sequence[bytes]) -> None:
-        """`fetch_latest` has had these fetched. That is no use of them: they stay in the order that they were in."""
+        """Restore the order of use of blocks that `fetch_latest` has fetched, since that does not count as a use."""
         self.host.touch(reversed(digests))
         disk = self.host.disk
         for digest in reversed(digests):
@@ -265,8 +266,8 @@ class TieredCache:
                 disk.add(digest)
 
     def store_rest(self) -> None:
-        """For the end, while nothing is in flight and no request runs: plan the next moves on the way of all kept
-        blocks to disk, those used last first. Plans none, when all that has been begun is done."""
+        """Plan the next moves that bring all kept blocks to disk at shutdown, most recently used first. Nothing may be
+        in flight, and no request may run. Plans none when all has been stored."""
         host, disk = self.host, self.host.disk
         if disk is None:
             return
@@ -278,7 +279,7 @@ class TieredCache:
 
     @property
     def order_of_use(self) -> list[bytes]:
-        """Digests of full blocks that are kept, on the device and in host memory; used longest ago first."""
+        """The digests of all kept full blocks, on the device and in host memory, least recently used first."""
         kept = sorted((block for block in self._cache if block.tail is None), key=lambda block: block.last_used)
         on_device = dict.fromkeys(block.digest for block in kept)
         return [*(digest for digest in self.host if digest not in on_device), *on_device]

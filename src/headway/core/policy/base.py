@@ -1,6 +1,6 @@
-"""What a scheduling policy decides: which request goes first, which is preempted, how big a chunk is.
+"""The interface of scheduling policies: which request goes first, which is preempted, how big a prefill chunk is.
 
-A policy reads requests and changes nothing but its own counts; docs/adding_a_policy.md writes one from scratch.
+A policy reads requests and changes nothing but its own counts. docs/adding_a_policy.md shows how to write one.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _MEMORY = 0.05  # weight of the last step in the mean time of a step
 
 
 class PolicyView:
-    """What policies may look at beside the requests themselves. The scheduler keeps it up to date."""
+    """What policies may read besides the requests themselves. The scheduler keeps it up to date."""
 
     def __init__(self, kv_cache: KVCacheManager, pace: DecodePace, *, max_head_skips: int) -> None:
         self._kv_cache = kv_cache
         self.pace = pace
-        """What is known about the times of steps."""
+        """The estimates of step times."""
         self.max_head_skips = max_head_skips
-        """How often a request may be passed for want of room."""
+        """How often a request may be passed because it does not fit."""
         self.now_s = 0.0
-        """When the step is planned."""
+        """The time at which the step is planned."""
         self.step_s = _FIRST_STEP_S
-        """About how long a step takes, from those that have run."""
+        """The mean time of the last steps."""
 
     def advance(self, now_s: float) -> None:
         """Set the time of the step that is being planned."""
@@ -41,30 +41,30 @@ class PolicyView:
     def observe_step(
         self, *, num_chunk_tokens: int, num_decodes: int, duration_s: float, plain_s: float | None
     ) -> None:
-        """Learn from a step with this many prompt tokens beside its decodes. `plain_s`: what it would have taken
+        """Learn from a step with this many prompt tokens beside its decodes. `plain_s`: how long it would have taken
         without drafts, if that is known."""
         if plain_s is not None:
             self.pace.observe(num_chunk_tokens=num_chunk_tokens, num_decodes=num_decodes, duration_s=plain_s)
         self.step_s += _MEMORY * (duration_s - self.step_s)
 
     def num_cached_tokens(self, request: Request) -> int:
-        """How many tokens of a waiting request are in the prefix cache now."""
+        """Return how many tokens of a waiting request are in the prefix cache now."""
         return self._kv_cache.num_cached_tokens(request)
 
     def num_tokens_to_recompute(self, request: Request) -> int:
-        """How many tokens of a running request would have to be computed again if it were preempted: those in blocks
-        that it does not share with others."""
+        """Return how many tokens of a running request would have to be computed again if it were preempted: those in
+        blocks that it does not share with others."""
         return self._kv_cache.num_own_tokens(request)
 
 
 class SchedulingPolicy(ABC):
-    """One object owns all these decisions. Only `key` is required."""
+    """Owns all these decisions. A subclass must define only `key`."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
     """A line for `--help`."""
     can_starve: ClassVar[bool] = True
-    """Whether a request could wait for ever while others pass it, so that the queue is guarded."""
+    """Whether a request could wait for ever while others pass it. If so, the scheduler guards the queue."""
 
     def __init__(self, view: PolicyView) -> None:
         self.view = view
@@ -73,31 +73,31 @@ class SchedulingPolicy(ABC):
 
     @abstractmethod
     def key(self, request: Request) -> Any:
-        """Sort key, smaller goes first; ties go to the earlier arrival. Must not change while a request waits, unless
-        the queue takes care of that."""
+        """Return the sort key of a request. The smallest goes first; ties go to the earlier arrival. The key must not
+        change while a request waits, unless the policy's queue allows it."""
 
     def create_queue(self, front_size: int) -> WaitingQueue:
-        """The queue of waiting requests. The scheduler looks at the first `front_size` of them."""
+        """Create the queue of waiting requests. The scheduler looks only at the first `front_size` of them."""
         return KeyedQueue(self.key, front_size=front_size)
 
     def promise_s(self, request: Request) -> float:
-        """How long after its arrival the policy means to have admitted a request; the guard does not lift it before."""
+        """Return the time after its arrival within which a request should be admitted. No guard lifts it earlier."""
         return 0.0
 
     # ---- which request is preempted -------------------------------------------------------------------------------
 
     def choose_victim(self, running: Sequence[Request]) -> Request:
-        """The request to preempt when blocks run out. `running` is not empty, and in the order that requests had when
-        they were admitted."""
+        """Return the request to preempt when blocks run out. `running` is not empty, and is sorted by the policy's
+        order at admission."""
         return running[-1]
 
     def choose_displaced(self, request: Request, running: Sequence[Request]) -> Request | None:
-        """The running request to preempt for a waiting one that finds no seat or memory; `None`: it waits."""
+        """Return the running request to preempt for a waiting one that finds no seat or memory; `None`: it waits."""
         return None
 
     @property
     def displaces(self) -> bool:
-        """Whether the policy has a `choose_displaced` of its own, so that it has to be asked."""
+        """Whether the policy overrides `choose_displaced`, so that it must be called."""
         return type(self).choose_displaced is not SchedulingPolicy.choose_displaced
 
     # ---- how much of a step ---------------------------------------------------------------------------------------
@@ -110,31 +110,31 @@ class SchedulingPolicy(ABC):
         num_left_tokens: int,
         can_enter: Callable[[Request], bool],
     ) -> int:
-        """How many of the offered tokens (at least 1) a request computes now: between 1 and all of them.
-        `num_left_tokens`: what the step has left for it and all after it. `can_enter`: whether a waiting request would
-        find a seat and memory now."""
+        """Return how many of the offered tokens a request computes now, at least 1. `num_left_tokens`: how many tokens
+        the step has left for it and all later requests. `can_enter`: whether a waiting request would find a seat and
+        memory now."""
         return num_offered_tokens
 
     @property
     def divides_steps(self) -> bool:
-        """Whether the policy divides steps between prompts, by a `chunk_size` of its own; then short prompts do not
-        pass long ones besides."""
+        """Whether the policy overrides `chunk_size` and so divides steps between prompts. In that case short prompts
+        do not pass long ones in addition."""
         return type(self).chunk_size is not SchedulingPolicy.chunk_size
 
     def pace_s(self, default_s: float) -> float:
-        """The inter-token time that prompts must leave to requests that generate; `default_s` is the configured one, 0
-        is no limit."""
+        """Return the target inter-token time that prompts must leave to decoding requests. `default_s` is the
+        configured one; 0 means no limit."""
         return default_s
 
     def step_limit_s(self, prompts: Sequence[Request]) -> float:
-        """The longest that the next step may take because of prompts, however many wait. `prompts`: the running
+        """Return how long the next step may take at most because of prompts, however many wait. `prompts`: the running
         requests whose prompts are not complete."""
         return math.inf
 
     # ---- notifications --------------------------------------------------------------------------------------------
 
     def entered(self, request: Request) -> None:  # noqa: B027 - most policies count nothing
-        """Note that a request has entered the batch."""
+        """Note that a request has been admitted to the batch."""
 
     def left(self, request: Request) -> None:  # noqa: B027
         """Note that a request has left the batch, for whatever reason."""
@@ -143,4 +143,4 @@ class SchedulingPolicy(ABC):
         """Note that a step with these shares has been planned."""
 
     def taken_back(self, request: Request, num_tokens: int) -> None:  # noqa: B027
-        """Note that so many tokens of a share were guesses that were wrong."""
+        """Note that `num_tokens` tokens of a share were drafts that turned out wrong."""

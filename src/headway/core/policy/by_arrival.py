@@ -1,4 +1,4 @@
-"""Policies in order of arrival: plain, by priority, and by what is in the prefix cache."""
+"""Policies by order of arrival: first come first served, by priority, and by what is in the prefix cache."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from headway.core.queue import WaitingQueue, WindowQueue
 from headway.core.request import Request
 
 WINDOW = 32
-"""How many waiting requests `prefix` compares."""
+"""How many waiting requests the policy `prefix` compares."""
 
 
 class FcfsPolicy(SchedulingPolicy):
     """First come, first served: the earliest arrival goes first, the latest is preempted.
 
-    Ties are broken by arrival, so every key is the same.
+    All keys are the same, and ties are broken by arrival.
     """
 
     name = "fcfs"
@@ -23,15 +23,15 @@ class FcfsPolicy(SchedulingPolicy):
     can_starve = False
 
     def key(self, request: Request) -> int:
-        """The same for all."""
+        """Return the same key for all requests."""
         return 0
 
 
 class PriorityPolicy(SchedulingPolicy):
-    """By priority: the smallest number goes first, as in vLLM and in Unix; equals in order of arrival.
+    """By priority: the smallest number goes first, as in vLLM and in Unix; equal ones go in order of arrival.
 
-    The least important, latest arrival is preempted. Waiting requests do not displace running ones. There is no guard
-    against starvation: priorities are meant.
+    The latest arrival of the lowest priority is preempted. Waiting requests do not displace running ones. There is no
+    guard against starvation, since it would override the priorities.
     """
 
     name = "priority"
@@ -39,17 +39,16 @@ class PriorityPolicy(SchedulingPolicy):
     can_starve = False
 
     def key(self, request: Request) -> int:
-        """The request's own number."""
+        """Return the request's priority number."""
         return request.options.priority
 
 
 class PrefixPolicy(SchedulingPolicy):
-    """Cache-aware: of the earliest arrivals, the one with most of its prompt in the prefix cache goes first.
+    """Cache-aware: of the earliest arrivals, the one with the most prompt tokens in the prefix cache goes first.
 
-    Its blocks are there now; later they may have been evicted for others. Requests with the same beginning enter one
-    after the other, and the cache serves them all before it turns over. Only the first requests of the queue are
-    compared, and none is passed more often than requests may be passed for want of room. Without a prefix cache it is
-    fcfs.
+    Its blocks are cached now and may be evicted later. Requests with the same beginning are admitted one after the
+    other, so that the cache serves them all before their blocks are evicted. Only the first requests of the queue are
+    compared, and none is passed more than `max_head_skips` times. Without a prefix cache the order is that of fcfs.
     """
 
     name = "prefix"
@@ -59,16 +58,16 @@ class PrefixPolicy(SchedulingPolicy):
     can_starve = False  # the window bounds how often a request is passed
 
     def key(self, request: Request) -> int:
-        """Order of arrival, but for the window."""
+        """Return the same key for all requests: the order is that of arrival, except in the queue's window."""
         return 0
 
     def create_queue(self, front_size: int) -> WaitingQueue:
-        """The first ones by what is cached of them."""
+        """Create a queue whose first requests are sorted by their cached tokens."""
         max_passes = max(self.view.max_head_skips, 1)
         return WindowQueue(self.view.num_cached_tokens, window=max(WINDOW, front_size), max_passes=max_passes)
 
     def choose_victim(self, running: Sequence[Request]) -> Request:
-        """Fewest tokens to compute again, the latest among equals: blocks that others use too stay. The first request
-        is never chosen among several, so that it comes to its end."""
+        """Return the request with the fewest tokens to compute again, the latest among equals. Blocks that others use
+        too stay. The first of several requests is never chosen, so that it can finish."""
         candidates = running[1:] or running
         return min(candidates, key=lambda one: (self.view.num_tokens_to_recompute(one), -one.arrival_index))

@@ -1,22 +1,21 @@
-"""Fair shares: the tenant that has been served least goes first, so that one that sends more only delays itself.
+"""The policy `fair`: the least served tenant goes first, so that a tenant that sends more only delays itself.
 
-Going first is not enough: a step computes something for all requests in the batch, and it takes longer the more that
-is. So a step does not take longer, but for a little, than it would for any tenant in the batch if that were alone on a
-machine of its share's speed.
+Order alone is not enough: a step computes something for all requests in the batch, and more work makes it longer for
+all. So a step takes at most slightly longer than it would for any tenant in the batch that was alone on a machine with
+that tenant's share of the speed.
 
     tenant a   ▇▇                        one of two: alone on a machine half as fast its step would take ▇▇▇▇
     tenant b   ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒         what it has to compute
-    step       ▇▇▒▒▒ ▇▇▒▒▒ ▇▇▒▒▒         so much of it goes along
+    step       ▇▇▒▒▒ ▇▇▒▒▒ ▇▇▒▒▒         the step includes this much of it
 
-Prompts are cut to keep that limit. The batch itself becomes smaller in consequence: requests enter as their prompts are
-computed.
+Prompts are cut into chunks to keep that limit. The batch becomes smaller as a result, since requests are admitted only
+as their prompts are computed.
 
-Tokens are what is served, generated ones counting double since they take a step each (virtual token counters). A tenant
-that was away is not owed what it did not ask for: when it comes back, its counter is raised to that of the tenant that
-would be next.
+Service is counted in tokens. Generated tokens count double, since they take a step each (virtual token counters). An
+absent tenant does not save up service: when it comes back, its counter is raised to that of the next tenant in order.
 
-Counters of tenants that are away are kept, but not for ever: when there are too many, those that have had least are
-forgotten, which are the ones that would be raised. A tenant without a counter begins where the last were forgotten.
+Counters of absent tenants are kept up to a limit. Beyond it the lowest ones are forgotten, since these would be raised
+anyway. A tenant without a counter begins with the highest value that was forgotten.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from headway.core.request import Request, RequestStatus
 from headway.core.scheduler_output import ScheduledRequest
 
 GENERATED_WEIGHT = 2.0
-"""What a generated token counts, where a prompt token counts 1."""
+"""The weight of a generated token; a prompt token has weight 1."""
 SLACK = 1.3
-"""How many times as long as at its share a tenant's step may take. Its prompts are computed sooner, which pays for
-some of it; short steps read the weights more often, which all tenants pay for."""
+"""How many times as long a step may take as it would for a tenant alone at its share. Shorter steps would read the
+weights more often, at the cost of all tenants, and the tenant's prompts are computed sooner in return."""
 MAX_AWAY = 1_000
-"""How many tenants with nothing waiting or running keep a counter; up to twice as many before any is forgotten."""
+"""How many absent tenants keep a counter when some are forgotten. That happens when twice as many have one."""
 
 
 class FairPolicy(SchedulingPolicy):
-    """Requests name their tenant; those that do not are one tenant."""
+    """Shares service fairly between tenants. Requests without a tenant belong to one tenant together."""
 
     name = "fair"
     summary = "the tenant that has been served least first"
@@ -49,22 +48,22 @@ class FairPolicy(SchedulingPolicy):
     def __init__(self, view: PolicyView) -> None:
         super().__init__(view)
         self._served: dict[str, float] = {}
-        self._floor = 0.0  # what a tenant without a counter begins with
-        self._num_live: dict[str, int] = {}  # requests of each tenant in the batch
-        self._num_present: dict[str, int] = {}  # likewise, in the batch or waiting
+        self._floor = 0.0  # the value at which a tenant without a counter begins
+        self._num_live: dict[str, int] = {}  # how many requests of each tenant are in the batch
+        self._num_present: dict[str, int] = {}  # how many of each are in the batch or waiting
         self._most_tenants = 2 * MAX_AWAY
         self._queue = _NotingQueue(self)
 
     def key(self, request: Request) -> float:
-        """What its tenant has had. It changes while a request waits, which the queue allows."""
+        """Return the service of the request's tenant. The queue allows that it changes while a request waits."""
         return self.served_to(request.options.tenant)
 
     def create_queue(self, front_size: int) -> WaitingQueue:
-        """Grouped by tenant."""
+        """Return the policy's queue, which is grouped by tenant."""
         return self._queue
 
     def choose_victim(self, running: Sequence[Request]) -> Request:
-        """Of the tenant that has had most, the latest."""
+        """Return the latest request of the most served tenant."""
         return max(running, key=lambda request: (self.key(request), request.arrival_index))
 
     def chunk_size(
@@ -75,17 +74,17 @@ class FairPolicy(SchedulingPolicy):
         num_left_tokens: int,
         can_enter: Callable[[Request], bool],
     ) -> int:
-        """Leave room in the step for the first waiting request, if its tenant has had less."""
+        """Leave room in the step for the first waiting request, if its tenant has been served less."""
         first = self._queue.peek(0)
         if first is None or self.key(first) >= self.key(request) or not can_enter(first):
             return num_offered_tokens
         return max(1, min(num_offered_tokens, num_left_tokens - first.num_tokens))
 
     def step_limit_s(self, prompts: Sequence[Request]) -> float:
-        """About what the step would take for the tenant that has least to compute in it, alone at its share."""
+        """Return about how long the step would take for the tenant with the least to compute, alone at its share."""
         num_tenants, pace = len(self._num_present), self.view.pace
         if num_tenants == 1 or num_tenants * pace.decode_s(1) >= pace.longest_s:
-            return math.inf  # most engines: there is one tenant, or so many that no step is too long
+            return math.inf  # usually there is one tenant, or there are so many that no step is too long
         prompt_tokens = Counter[str]()
         for request in prompts:
             prompt_tokens[request.options.tenant] += request.num_remaining_tokens
@@ -100,17 +99,17 @@ class FairPolicy(SchedulingPolicy):
         return SLACK * min(alone_s, default=math.inf)
 
     def entered(self, request: Request) -> None:
-        """Count it for its tenant."""
+        """Count an admitted request for its tenant."""
         _add_one(self._num_live, request.options.tenant)
         _add_one(self._num_present, request.options.tenant)
 
     def left(self, request: Request) -> None:
-        """Count it no more."""
+        """Stop counting a request that has left the batch."""
         _take_one(self._num_live, request.options.tenant)
         _take_one(self._num_present, request.options.tenant)
 
     def served(self, shares: Mapping[Request, ScheduledRequest]) -> None:
-        """Charge the tenants."""
+        """Add the tokens of a planned step to the counters of the tenants."""
         served = self._served
         for request, share in shares.items():
             num_tokens = share.num_tokens
@@ -121,21 +120,21 @@ class FairPolicy(SchedulingPolicy):
             served[request.options.tenant] += cost
 
     def taken_back(self, request: Request, num_tokens: int) -> None:
-        """Guessing was not the tenant's idea."""
+        """Subtract wrong drafts from the tenant's counter, since it did not ask for them."""
         self._served[request.options.tenant] -= GENERATED_WEIGHT * num_tokens
 
     def served_to(self, tenant: str) -> float:
-        """What a tenant has had."""
+        """Return the service that a tenant has received, in weighted tokens."""
         return self._served.get(tenant, self._floor)
 
     @property
     def num_remembered(self) -> int:
-        """Tenants that have a counter."""
+        """How many tenants have a counter."""
         return len(self._served)
 
     def note_waiting(self, request: Request) -> None:
-        """Note a request that is about to be queued. If its tenant was away, that begins with what the next one has
-        had."""
+        """Note that a request is about to be queued. If its tenant was absent, the tenant's counter is raised to that
+        of the next tenant in order."""
         tenant = request.options.tenant
         if request.status is RequestStatus.WAITING and tenant not in self._num_present:
             first = self._queue.first_tenant()
@@ -146,12 +145,12 @@ class FairPolicy(SchedulingPolicy):
         _add_one(self._num_present, tenant)
 
     def note_gone(self, request: Request) -> None:
-        """Note that a request does not wait any more: it has ended, or enters the batch."""
+        """Note that a request has left the queue: it has ended, or is being admitted."""
         _take_one(self._num_present, request.options.tenant)
 
     def _forget_some(self, least: float) -> None:
-        """Forget the tenants that are away and have had least. What they begin with when they come back is not less
-        than they had, unless that is more than the next one has had."""
+        """Forget the least served of the absent tenants. When they come back, they begin with no less than they had,
+        unless they had more than the next tenant in order (`least`)."""
         away = [one for one in self._served if one not in self._num_present]
         away.sort(key=self.served_to)
         for tenant in away[: max(len(away) - MAX_AWAY, 0)]:
@@ -160,7 +159,7 @@ class FairPolicy(SchedulingPolicy):
 
 
 class _NotingQueue(TenantQueue):
-    """Tells the policy which requests come and go."""
+    """Notifies the policy of requests that are queued or removed."""
 
     def __init__(self, policy: FairPolicy) -> None:
         super().__init__(policy.served_to)

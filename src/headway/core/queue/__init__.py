@@ -1,4 +1,4 @@
-"""Waiting queues. What they have in common is in `base`; a policy chooses the one that fits its order."""
+"""Waiting queues. Their interface is in `base`; each policy chooses the queue that fits its order."""
 
 from headway.core.queue.base import KeyedQueue, WaitingQueue
 from headway.core.queue.deadline import DeadlineQueue

@@ -1,9 +1,8 @@
-"""What a waiting queue is to the scheduler, which looks at its first few requests only, and the queue by a key, which
-most policies use.
+"""The interface of waiting queues, and `KeyedQueue`, which sorts by a key and serves most policies.
 
-`KeyedQueue`: a short sorted list, `front`, holds the first few requests, which is where the scheduler looks; a heap
-holds the others. Removal from the heap is lazy: an entry stays until it surfaces or until dead ones outnumber the
-living.
+The scheduler looks only at the first few requests of a queue. So `KeyedQueue` keeps these in a short sorted list,
+`front`, and the others in a heap. Removal from the heap is lazy: an entry stays until it reaches the top, or until dead
+entries outnumber the living ones.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ QueueEntry = tuple[Any, int, int, Request]
 
 
 class WaitingQueue(ABC):
-    """Requests that wait. No operation may take longer because more of them do."""
+    """The waiting requests. No operation that the scheduler uses in a step may slow down with their number."""
 
     num_tokens: int
-    """Of all waiting requests together; does not change for one that waits."""
+    """The sum over all waiting requests. The number of tokens of a request does not change while it waits."""
 
     @property
     def num_overdue(self) -> int:
-        """How many requests at its front have waited too long to be passed by any other."""
+        """How many requests at the front have waited so long that no other may pass them."""
         return 0
 
     @abstractmethod
@@ -37,31 +36,31 @@ class WaitingQueue(ABC):
 
     @abstractmethod
     def __iter__(self) -> Iterator[Request]:
-        """All waiting requests, in no particular order."""
+        """Iterate over all waiting requests, in no particular order."""
 
     @abstractmethod
     def push(self, request: Request) -> None:
-        """Insert a request where it belongs: a new one, or one that was preempted."""
+        """Insert a new or preempted request in its place."""
 
     @abstractmethod
     def peek(self, index: int = 0) -> Request | None:
-        """The request at this index from the front, or `None`. Only the first few can be looked at."""
+        """Return the request at this index from the front, or `None`. Only the first few can be looked at."""
 
     def first_short(self, max_tokens: int) -> Request | None:
-        """The first request with at most about `max_tokens` tokens, however many others are before it; `None` where
-        finding it would take a look at all of them."""
+        """Return the first request with at most about `max_tokens` tokens, wherever it is in the queue. Returns `None`
+        if there is none, or if the queue would have to search all requests for it."""
         return None
 
     @abstractmethod
     def remove(self, request: Request) -> None:
-        """Take a request out, wherever it is: it has ended."""
+        """Take a request out, wherever it is in the queue, because it has ended."""
 
     def admit(self, request: Request) -> None:
-        """Take a request out because it enters the batch."""
+        """Take a request out because it is admitted to the batch."""
         self.remove(request)
 
     def advance(self, now_s: float) -> None:  # noqa: B027 - most orders do not depend on time
-        """Set the time of the step that is about to be planned."""
+        """Set the time of the step that is planned next."""
 
     @abstractmethod
     def check_invariants(self) -> None:
@@ -69,14 +68,14 @@ class WaitingQueue(ABC):
 
 
 class KeyedQueue(WaitingQueue):
-    """Smallest key first, then in order of arrival. A key stays the same while its request waits."""
+    """A queue sorted by key, smallest first, then by arrival. A key must not change while its request waits."""
 
     def __init__(self, key: Callable[[Request], Any], *, front_size: int) -> None:
         self._key = key
         self._front_size = front_size
         self._front: list[QueueEntry] = []
         self._heap: list[QueueEntry] = []
-        self._in_heap: dict[int, QueueEntry] = {}  # by arrival index; an entry of the heap that is not in here is dead
+        self._in_heap: dict[int, QueueEntry] = {}  # by arrival index; a heap entry that is not in here is dead
         self._sizes = SizeIndex()
         self.num_tokens = 0
 
@@ -104,12 +103,12 @@ class KeyedQueue(WaitingQueue):
         return self._front[index][3]
 
     def first(self, num_requests: int) -> list[Request]:
-        """The first requests, or all if they are fewer."""
+        """Return the first `num_requests` requests, or all if there are fewer."""
         self.peek(num_requests - 1)
         return [entry[3] for entry in self._front[:num_requests]]
 
     def first_short(self, max_tokens: int) -> Request | None:
-        """The first request whose tokens, rounded up by an eighth at most, are not more."""
+        """Return the first request with at most `max_tokens` tokens, after rounding up by an eighth at most."""
         return self._sizes.first(max_tokens)
 
     def remove(self, request: Request) -> None:
@@ -145,7 +144,7 @@ class KeyedQueue(WaitingQueue):
         self._in_heap[entry[2]] = entry
 
     def _pop_from_heap(self) -> QueueEntry | None:
-        """The first living entry."""
+        """Remove the first living entry from the heap and return it; `None` if there is none."""
         while self._heap:
             entry = heapq.heappop(self._heap)
             if self._in_heap.get(entry[2]) is not entry:
@@ -166,13 +165,13 @@ class KeyedQueue(WaitingQueue):
 
 
 class SizeIndex:
-    """Waiting requests by the size of their prompts, which does not change while they wait: to find the first short one
-    however many others are before it. There is a heap for each size, with lazy removal."""
+    """An index of waiting requests by their number of tokens, which does not change while they wait. It finds the first
+    short request wherever it is in the queue. There is a heap for each size, with lazy removal."""
 
     def __init__(self) -> None:
         self._heaps: dict[int, list[QueueEntry]] = {}  # by the number of tokens, rounded up
         self._living: dict[int, QueueEntry] = {}  # by arrival index
-        self._num_entries = 0  # in the heaps, dead ones too
+        self._num_entries = 0  # in all heaps, including dead entries
 
     def push(self, entry: QueueEntry) -> None:
         self._living[entry[2]] = entry
@@ -214,6 +213,6 @@ class SizeIndex:
 
 
 def _rounded_up(num_tokens: int) -> int:
-    """To one of eight sizes between two powers of two."""
+    """Round up to one of the eight sizes between two powers of two."""
     shift = max(0, num_tokens.bit_length() - 4)
     return -(-num_tokens >> shift) << shift

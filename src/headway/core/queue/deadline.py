@@ -1,12 +1,12 @@
-"""A waiting queue by deadlines: the tightest first among requests that can be in time, then late ones in order of
-arrival, then those without a deadline.
+"""A waiting queue by deadlines. Requests that can be in time come first, tightest first; then late ones in order of
+arrival, and then those without a deadline.
 
-Under overload many deadlines pass in each step, and to move every request that becomes late would cost as much as there
-are. So nothing is moved: requests with a deadline stand in two orders at once, that of arrival and that of their
-deadlines, in slots of 1 ms. When a slot's time has passed it is dropped as a whole, and those that were in it are late.
+Under overload many deadlines pass in each step, and moving each request that becomes late would cost time for each. So
+nothing is moved. Requests with a deadline are in two orders at once: in order of arrival, and by deadline, in slots of
+1 ms. When a slot's time has passed, the whole slot is dropped, and its requests are late.
 
-    deadlines   ▣ │ ▣ ▣ │ ▣ │ ▣ ▣ ▣ │ …        only the first slots are looked into
-    arrival     ▣ ▣ ▣ ▣ ▣ ▣ ▣ …                late are those that are not found there
+    deadlines   ▣ │ ▣ ▣ │ ▣ │ ▣ ▣ ▣ │ …        only the first slots are inspected
+    arrival     ▣ ▣ ▣ ▣ ▣ ▣ ▣ …                the late requests are those that are not found there
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from headway.core.request import Request
 
 SLOTS_PER_S = 1024
 LOOK_AHEAD = 4
-"""How many requests are looked for at once: in most steps no more enter."""
+"""How many requests are looked up at once: in most steps no more are admitted."""
 
 
 class DeadlineQueue(WaitingQueue):
-    """`due_s`: when a request must have its first token, or `None`; does not change. `lead_s`: how long before that a
-    prompt with this many tokens must be begun; may change at any time, but more tokens never take less."""
+    """A queue by deadlines. `due_s`: when a request must have its first token, or `None`; it must not change. `lead_s`:
+    how long before that a prompt with this many tokens must be started. It may change at any time, but must never be
+    shorter for more tokens."""
 
     def __init__(
         self, due_s: Callable[[Request], float | None], lead_s: Callable[[int], float], *, front_size: int
@@ -33,9 +34,9 @@ class DeadlineQueue(WaitingQueue):
         self._lead_s = lead_s
         self._look_ahead = min(LOOK_AHEAD, front_size)
         self._now_s = 0.0
-        self._slots: dict[int, dict[int, Request]] = {}  # those that are not due yet, by slot and arrival index
+        self._slots: dict[int, dict[int, Request]] = {}  # requests that are not due yet, by slot and arrival index
         self._slot_numbers: list[int] = []  # in order
-        self._most_tokens = 0  # of any request that has been here
+        self._most_tokens = 0  # the largest request that was ever queued
         self._with_deadline = KeyedQueue(lambda request: request.arrival_s, front_size=2 * front_size)
         self._without = KeyedQueue(lambda request: 0, front_size=front_size)
         self._front: list[Request] = []
@@ -72,7 +73,7 @@ class DeadlineQueue(WaitingQueue):
 
     def remove(self, request: Request) -> None:
         if request in self._front:
-            self._front.remove(request)  # the others keep their order until time goes on
+            self._front.remove(request)  # the others keep their order until `advance`
         due_s = self._due_s(request)
         if due_s is None:
             self._without.remove(request)
@@ -106,9 +107,9 @@ class DeadlineQueue(WaitingQueue):
         self._front = front
 
     def _first_in_time(self, num_requests: int) -> list[Request]:
-        """Requests that must be begun first, of all that still can be in time; all of these if they are fewer."""
+        """Return the requests that must be started first, of all that can still be in time; all if they are fewer."""
         least_lead_s, most_lead_s = self._lead_s(0), self._lead_s(self._most_tokens)
-        first_slot = int((self._now_s + least_lead_s) * SLOTS_PER_S)  # what is due before is late whatever its prompt
+        first_slot = int((self._now_s + least_lead_s) * SLOTS_PER_S)  # all before are late, whatever their prompts
         found: list[tuple[float, int, int, Request]] = []
         for index in range(bisect.bisect_left(self._slot_numbers, first_slot), len(self._slot_numbers)):
             number = self._slot_numbers[index]

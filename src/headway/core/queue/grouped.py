@@ -1,7 +1,7 @@
-"""Waiting queues of several groups, each in order of arrival: which group's first request goes first may change.
+"""Waiting queues that consist of groups in order of arrival. The order between the groups may change at any time.
 
-GroupedQueue   a few groups; all their first requests are compared whenever the queue is looked at
-TenantQueue    a group for each tenant, of which there may be as many as requests: they are in a heap
+GroupedQueue   a few groups; all their first requests are compared whenever the queue is inspected
+TenantQueue    a group for each tenant; there may be as many tenants as requests, so they are in a heap
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from headway.core.queue.base import WaitingQueue
 from headway.core.request import Request
 
-_Entry = tuple[float, int, str]  # what a tenant has had, arrival index of its first request, the tenant
+_Entry = tuple[float, int, str]  # the service of a tenant, the arrival index of its first request, the tenant
 
 
 class ArrivalList:
-    """Requests in order of arrival. One that was preempted is inserted at a cost that does not grow with the list: most
-    of those before it have gone, since it was admitted once."""
+    """Requests in order of arrival. Inserting a preempted request costs about the same for any length of the list: it
+    was admitted before, so most requests before it have left."""
 
     def __init__(self) -> None:
         self._requests: OrderedDict[int, Request] = OrderedDict()  # by arrival index, and in its order
@@ -44,7 +44,7 @@ class ArrivalList:
         del self._requests[request.arrival_index]
 
     def first_index(self) -> int:
-        """The arrival index of the first request; there must be one."""
+        """Return the arrival index of the first request; there must be one."""
         return next(iter(self._requests))
 
     def check_invariants(self) -> None:
@@ -52,11 +52,11 @@ class ArrivalList:
 
 
 class GroupedQueue(WaitingQueue):
-    """`group`: a few dozen different values at most. `rank`: smallest first; in a group never less than that of an
-    earlier arrival, but it may change at any time.
+    """A queue of a few groups. `group` returns a request's group; there may be a few dozen. `rank`: the smallest goes
+    first. It may change at any time, but in a group it is never less than that of an earlier arrival.
 
         1 – 63 tokens     ▣ ▣ ▣ ▣ …
-        64 – 127          ▣ ▣ …            the ranks of the first ones are compared, no others
+        64 – 127          ▣ ▣ …            only the ranks of the first ones are compared
         128 – 255         ▣ …
     """
 
@@ -65,7 +65,7 @@ class GroupedQueue(WaitingQueue):
         self._rank = rank
         self._groups: dict[Hashable, ArrivalList] = {}
         self._group_by_index: dict[int, Hashable] = {}
-        self._front: list[Request] = []  # what was looked at since the last change
+        self._front: list[Request] = []  # the first requests that were looked up since the last change
         self.num_tokens = 0
 
     def __len__(self) -> int:
@@ -76,7 +76,7 @@ class GroupedQueue(WaitingQueue):
             yield from group
 
     def num_alike(self, request: Request) -> int:
-        """How many requests wait in the group of a waiting one."""
+        """Return how many requests wait in the group of this one."""
         return len(self._groups[self._group_by_index[request.arrival_index]])
 
     def push(self, request: Request) -> None:
@@ -107,7 +107,7 @@ class GroupedQueue(WaitingQueue):
         self._front.clear()  # ranks have changed
 
     def _following(self) -> Request | None:
-        """The first of all that are not in `_front`."""
+        """Return the first of all requests that are not in `_front`."""
         taken = [self._group_by_index[request.arrival_index] for request in self._front]
         best, best_rank = None, None
         for name, group in self._groups.items():
@@ -130,18 +130,19 @@ class GroupedQueue(WaitingQueue):
 
 
 class TenantQueue(WaitingQueue):
-    """The tenant that has been served least is first; the second request is that of another tenant, if there is one.
+    """A queue with a group for each tenant. The least served tenant is first; the second request is that of another
+    tenant, if there is one.
 
-    `served`: what a tenant has had until now, which only grows. So an entry of the heap that is out of date is too
-    small, comes up too early, and is corrected then.
+    `served`: the service that a tenant has received so far, which only grows. So an outdated heap entry is too small:
+    it reaches the top too early, and is corrected then.
     """
 
     def __init__(self, served: Callable[[str], float]) -> None:
         self._served = served
-        self._groups: dict[str, ArrivalList] = {}  # of each tenant with a request
+        self._groups: dict[str, ArrivalList] = {}  # the group of each tenant with a waiting request
         self._heap: list[_Entry] = []
-        self._in_heap: dict[str, _Entry] = {}  # by tenant; an entry of the heap that is not in here is dead
-        self._num_tokens_of: dict[str, int] = {}  # likewise
+        self._in_heap: dict[str, _Entry] = {}  # by tenant; a heap entry that is not in here is dead
+        self._num_tokens_of: dict[str, int] = {}  # by tenant
         self._front: list[Request] = []
         self._num_requests = 0
         self.num_tokens = 0
@@ -158,11 +159,11 @@ class TenantQueue(WaitingQueue):
         return tenant in self._groups
 
     def num_tokens_of(self, tenant: str) -> int:
-        """Of all waiting requests of this tenant together."""
+        """Return the number of tokens of all waiting requests of this tenant together."""
         return self._num_tokens_of.get(tenant, 0)
 
     def first_tenant(self) -> str | None:
-        """The tenant that is first now, also between two steps, when some have been served since the last look."""
+        """Return the tenant that is first now. It is current even if tenants have been served since the last lookup."""
         self._look(1)
         return self._front[0].options.tenant if self._front else None
 
@@ -205,7 +206,7 @@ class TenantQueue(WaitingQueue):
         """Fill the front with the first requests of the first tenants, then with their second ones, and so on."""
         entries: list[_Entry] = []
         while len(entries) < num_requests and (entry := self._pop()) is not None:
-            if not entries or entry != entries[-1]:  # a tenant whose first request has come back is in the heap twice
+            if not entries or entry != entries[-1]:  # a tenant is twice in the heap if its first request came back
                 entries.append(entry)
         for entry in entries:
             heapq.heappush(self._heap, entry)
@@ -217,13 +218,13 @@ class TenantQueue(WaitingQueue):
             self._front += [request for _, request in firsts if request is not None]
 
     def _enter(self, tenant: str) -> None:
-        """Push a tenant's entry, as it is now."""
+        """Push the current entry of a tenant."""
         entry = (self._served(tenant), self._groups[tenant].first_index(), tenant)
         self._in_heap[tenant] = entry
         heapq.heappush(self._heap, entry)
 
     def _pop(self) -> _Entry | None:
-        """The entry of the tenant that has had least, as it is now. It has to be put back."""
+        """Remove and return the current entry of the least served tenant. The caller must push it again."""
         while self._heap:
             entry = heapq.heappop(self._heap)
             served, _, tenant = entry

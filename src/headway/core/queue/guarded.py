@@ -1,15 +1,15 @@
-"""A guard against starvation for any waiting queue: a request that has waited too long is lifted to its front.
+"""A guard against starvation for any waiting queue: a request that has waited too long is lifted to the front.
 
-What is too long has to grow with the load, or under load every order would become that of arrival. The measure is what
-first come, first served would have done: with every request that enters the batch, one more of the earliest arrivals
-would have entered. When that is a request that still waits, the time it has waited until then is what it would have
-waited in all. It may wait `stretch` times as long, and `grace_s` more; a promise of the policy itself may be later.
+The time limit must grow with the load, or under load every order would become that of arrival. It is derived from first
+come, first served: for every admitted request, one more of the earliest arrivals would have been admitted in that
+order. If that one still waits, its time since arrival is what it would have waited in order. It may wait `stretch`
+times as long, and `grace_s` more. The policy may promise a later time.
 
-    arrivals   a b c d e f g        entered so far: a c e g, four of them
-    in order   a b c d│             so b and d would have entered by now: the times to lift them are set
+    arrivals   a b c d e f g        admitted so far: a c e g, four of them
+    in order   a b c d│             so b and d would have been admitted by now: the times to lift them are set
 
-A preempted request is lifted when it has waited as long again as it has been here, and `grace_s` more: soon enough not
-to starve, late enough not to displace at once the request that displaced it.
+A preempted request is lifted after it has waited as long as it had been in the system, and `grace_s` more. That is
+early enough to prevent starvation, and late enough not to displace at once the request that displaced it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headway.core.request import Request, RequestStatus
 
 
 class GuardedQueue(WaitingQueue):
-    """Wraps another queue. `promise_s`: how long after its arrival the policy means to admit a request, or 0."""
+    """Wraps another queue. `promise_s`: the time after its arrival within which the policy wants to admit a request."""
 
     def __init__(
         self, inner: WaitingQueue, *, grace_s: float, stretch: float, promise_s: Callable[[Request], float]
@@ -35,13 +35,13 @@ class GuardedQueue(WaitingQueue):
         self._promise_s = promise_s
         self._now_s = 0.0
         # All of these are by arrival index. A waiting request is in exactly one of the first three.
-        self._lifted: OrderedDict[int, Request] = OrderedDict()  # in the order they were lifted
-        self._timed: dict[int, Request] = {}  # requests that are going to be lifted
-        self._untimed: dict[int, Request] = {}  # requests that never ran, while it is not known when to lift them
-        self._lift_at_s: dict[int, float] = {}  # of `_lifted` and `_timed`
-        self._heap: list[tuple[float, int]] = []  # (when to lift, arrival index); valid if `_timed`, at that very time
+        self._lifted: OrderedDict[int, Request] = OrderedDict()  # in the order in which they were lifted
+        self._timed: dict[int, Request] = {}  # requests with a time at which they will be lifted
+        self._untimed: dict[int, Request] = {}  # requests that never ran and have no such time yet
+        self._lift_at_s: dict[int, float] = {}  # the times of `_lifted` and `_timed`
+        self._heap: list[tuple[float, int]] = []  # (when to lift, arrival index); valid if `_timed` has that time
         self._gone: set[int] = set()  # arrivals from `_next_in_order` on that ended without running
-        self._next_in_order = 0  # the arrival that would enter next
+        self._next_in_order = 0  # the arrival that would be admitted next in order of arrival
         self._num_lifted_tokens = 0
         self.num_lifted = 0
 
@@ -55,7 +55,7 @@ class GuardedQueue(WaitingQueue):
         return self._inner
 
     def lift_at_s(self, request: Request) -> float | None:
-        """When a waiting request is lifted, or was; `None` while that is not known."""
+        """Return the time at which a waiting request is or was lifted; `None` while that is not known."""
         return self._lift_at_s.get(request.arrival_index)
 
     @property
@@ -73,7 +73,7 @@ class GuardedQueue(WaitingQueue):
         self._inner.push(request)
         if request.status is RequestStatus.PREEMPTED:
             self._lift_later(request, self._now_s + (self._now_s - request.arrival_s) + self._grace_s)
-        elif request.arrival_index < self._next_in_order:  # it has been away, and would have entered meanwhile
+        elif request.arrival_index < self._next_in_order:  # it was out of the queue when its turn came
             self._time(request)
         else:
             self._untimed[request.arrival_index] = request
@@ -127,7 +127,7 @@ class GuardedQueue(WaitingQueue):
         return False
 
     def _count_admission(self) -> None:
-        """Note that in order of arrival one more request would have entered: the next one that has not ended."""
+        """Note that one more request would have been admitted in order of arrival: the next one that has not ended."""
         while self._next_in_order in self._gone:
             self._gone.remove(self._next_in_order)
             self._next_in_order += 1
@@ -137,7 +137,7 @@ class GuardedQueue(WaitingQueue):
             self._time(request)
 
     def _time(self, request: Request) -> None:
-        """Say when to lift a request that would have entered now."""
+        """Set the time at which to lift a request that would have been admitted now in order of arrival."""
         waited_s = max(self._now_s - request.arrival_s, 0.0)
         allowed_s = max(self._stretch * waited_s, self._promise_s(request))
         self._lift_later(request, request.arrival_s + allowed_s + self._grace_s)

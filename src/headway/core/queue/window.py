@@ -1,11 +1,12 @@
-"""A waiting queue in order of arrival, of which the first requests are sorted by a value that changes at any time (how
-much of the prompt is cached, say), but no request is passed for that more than a number of times.
+"""A waiting queue in order of arrival whose first requests are sorted by a value that may change at any time.
+
+The value may be, for example, how much of the prompt is cached. A request may be passed only a limited number of times.
 
     arrival   a b c d e f │ g h i …
-    taken     d a f b c e │              looked at are the first ones only, whatever waits behind
+    taken     d a f b c e │              only the first requests are inspected
 
-To look up a value for each of them costs more than all else. But while requests are being admitted values only fall: a
-request that was the best, and still has the value that it had, is the best.
+Looking up the values costs more than everything else. But while requests are being admitted, values only fall. So a
+request that had the largest value, and still has the same value, still has the largest.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from collections.abc import Callable, Iterator
 from headway.core.queue.base import KeyedQueue, WaitingQueue
 from headway.core.request import Request
 
-_Order = tuple[bool, float, int]  # may be passed, minus its value, order index
+_Order = tuple[bool, float, int]  # whether it may be passed, its negated value, its order index
 
 
 class WindowQueue(WaitingQueue):
-    """`value`: largest first among the first `window` requests. One that was passed `max_passes` times goes before.
+    """Among the first `window` requests, the one with the largest `value` goes first. A request that was passed
+    `max_passes` times goes before these.
 
-    A value may rise only before `advance` or `push`.
+    A value may rise only before `advance` or `push` is called.
     """
 
     def __init__(self, value: Callable[[Request], float], *, window: int, max_passes: int) -> None:
@@ -30,8 +32,8 @@ class WindowQueue(WaitingQueue):
         self._max_passes = max_passes
         self._in_order = KeyedQueue(lambda request: 0, front_size=window)
         self._num_passes: dict[int, int] = {}  # by arrival index
-        self._orders: dict[int, _Order] = {}  # by arrival index; none is less by now
-        self._front: list[Request] = []  # the first ones, sorted, if more than one of them was looked at
+        self._orders: dict[int, _Order] = {}  # by arrival index; the present orders are not smaller
+        self._front: list[Request] = []  # the first requests, sorted, if more than one of them was inspected
 
     @property
     def num_tokens(self) -> int:  # type: ignore[override]
@@ -73,7 +75,7 @@ class WindowQueue(WaitingQueue):
         self._forget_orders()
 
     def _forget_orders(self) -> None:
-        """Look all values up again: they may be larger from now on."""
+        """Forget all values, so that they are looked up again: they may have risen."""
         self._orders.clear()
         self._front.clear()
 
