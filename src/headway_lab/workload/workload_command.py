@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_VOCAB_SIZE = 32_000
-"""For random ids, where there is no tokenizer that has a say in it."""
+"""The vocabulary of random ids, if there is no tokenizer that determines it."""
 _LEAST_WIDTH, _MOST_WIDTH = 50, 100
 
 
