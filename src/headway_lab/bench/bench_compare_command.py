@@ -1,8 +1,8 @@
-"""`headway bench compare`: results of any of the benchmarks beside each other.
+"""`headway bench compare`: shows results of any of the benchmarks side by side.
 
-A result may be several runs. Only they tell how far two runs of the same are apart by chance, so a difference is called
-one only beyond that: by Student's t-test of the means at 99%, with the spread that the runs of both sides have. A
-comparison has some forty numbers, and at 95% two of them would differ between equal servers.
+A result may have several runs. Only they show how much equal runs differ by chance, and only a larger difference counts
+as one: by Student's t-test of the means at 99%, with the spread of the runs of both sides. A comparison has some forty
+numbers, and at 95% two of them would differ between equal servers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The highest rate of requests that still meets its objectives.
 
 A rate that meets them is doubled until one does not (or the first is halved until one does), and the gap between the
-two is then halved, in ratio, until it is small. This supposes that what a rate meets, every lower one meets too; with
-random arrivals that holds only nearly, so every probe is kept. A probe is any function from a rate to metrics.
+two is then halved, in ratio, until it is small. This assumes that every rate below one that meets the objectives meets
+them too. With random arrivals that is only nearly true, so every probe is kept.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ takes part in o - 1 steps, and at the i-th of them has L + i tokens in the cache
 The ceilings, bytes moved by a copy and flops of a large matmul, are measured within a second rather than looked up, so
 that a floor means the same on a data-centre GPU and on two cores of a laptop.
 
-What the floor leaves out: prompts whose arithmetic could hide behind the bytes of a decode step, and caches too small
-for all requests. What it grants: perfect overlap of everything else.
+The floor ignores that the arithmetic of prompts could overlap with the bytes of a decode step, and that a cache may be
+too small for all requests. It assumes perfect overlap of everything else.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A small HTTP/1.1 client for load: many streams at once on one event loop, each piece stamped when it arrives.
 
-General clients pass every event of a stream through several layers and a task switch; at thousands of tokens a second
-that is more work than the server's, and their queues are in the measured times. Here the transport's own callback looks
-at the clock and hands the bytes on. The parsers take bytes and know no sockets, so that every way to cut a response
-apart can be tested. They know what a load generator meets: one response after another on a connection, with a length,
-in chunks, or until its end.
+General clients pass every event of a stream through several layers and a task switch. At thousands of tokens a second
+that is more work than the server's, and the measured times include the client's queues. Here the transport's own
+callback reads the clock and passes the bytes on. The parsers take bytes and know no sockets, so every way to split a
+response can be tested. They support what a load generator meets: one response after another on a connection, with a
+length, in chunks, or until its end.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Load on a server: each request goes out when it is due, whether or not the server keeps up (an open loop).
 
-Latencies count from the time a request was due, not from when this program got round to sending it. With
-`max_concurrency` some wait here for their turn; as in vLLM's benchmark that wait is not counted, so that a closed loop
-of so many clients can be measured too.
+Latencies count from the time a request was due, not from when this program sent it. With `max_concurrency` some
+requests wait here for their turn. As in vLLM's benchmark that wait is not counted, so that a closed loop of a fixed
+number of clients can be measured too.
 
-Meanwhile the server's Prometheus metrics are read for what its batch looks like. Headway and vLLM use the same names
-after their prefixes; llama.cpp has its own. A server without them is asked once.
+Meanwhile samples of the server's batch are read from its Prometheus metrics. Headway and vLLM use the same names after
+their prefixes; llama.cpp has different ones. A server without them is asked once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Flags of every benchmark under load: what it is put on, how the outcome is judged, and runs at rates.
+"""Flags of every benchmark under load: the server or engine, the targets of the outcome, and runs at rates.
 
 A flag that names a server chooses it. A flag that has no effect on what was chosen is refused.
 """

@@ -1,4 +1,4 @@
-"""What a load is put on. A server or the engine in this process: either gives the same kind of outcome."""
+"""The target of a load: a server or the engine in this process. Both give the same kind of outcome."""
 
 from __future__ import annotations
 

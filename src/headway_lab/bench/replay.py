@@ -1,8 +1,8 @@
 """Work on an engine in this process: all of it at once (a round), or each request at its own time (a replay).
 
-One thread does everything: it adds the requests that are due, steps the engine, and looks at the clock when the step's
-tokens are there. While nothing runs it sleeps until the next arrival. The turns of a conversation follow each other:
-turn k is due `think_s` after the end of turn k - 1, and not before its own arrival time.
+One thread does everything: it adds the requests that are due, steps the engine, and reads the clock when the step's
+tokens are there. While no request runs, it sleeps until the next arrival. The turns of a conversation follow each
+other: turn k is due `think_s` after the end of turn k - 1, and not before its own arrival time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A request to a server and what came back: the body that is sent, and the events that are read.
 
-Tokens are not seen, only events, and a server may put several tokens into one (or none, while a character is not
-whole). So times are those of events with text, and the number of tokens is what the server says in `usage`; where it
-says nothing, events are counted.
+A client sees events, not tokens, and a server may put several tokens into one event (or none, while a character is
+incomplete). So times are those of events with text, and the number of tokens comes from the server's `usage`; if that
+is missing, events are counted.
 """
 
 from __future__ import annotations

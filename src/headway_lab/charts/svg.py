@@ -23,7 +23,7 @@ FONT_PX = 12.0
 _WIDTH_PER_CHARACTER = 0.56
 """A share of the font's size; a wide guess, since the reader's font is not known."""
 
-# Okabe and Ito's colours, told apart with every kind of colour vision; lightened for dark surroundings.
+# Okabe and Ito's colours, distinguishable with every kind of colour vision; lightened for dark surroundings.
 _STYLE = """
 .hw-chart{--hw-text:#1c2128;--hw-dim:#5d6570;--hw-grid:#e3e5e8;--hw-axis:#9aa1aa;--hw-back:#fff;
 --hw-1:#0072b2;--hw-2:#d55e00;--hw-3:#009e73;--hw-4:#b8568f;--hw-5:#c98a00;--hw-6:#3a9ad9;--hw-7:#5d6570;

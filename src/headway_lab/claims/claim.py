@@ -1,4 +1,4 @@
-"""A claim: what was published and how it is measured here. An outcome: what came of it, as texts and a chart."""
+"""The records of a published claim's outcome: its numbers and texts, and a chart."""
 
 from __future__ import annotations
 

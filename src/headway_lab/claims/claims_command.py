@@ -1,4 +1,4 @@
-"""`headway claims`: published claims about serving, measured again, each by its name."""
+"""`headway claims`: measures published claims about serving again, each by its name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a claim measures with: a testbed, sizes that fit it, data, several variants in alternation, searches for a rate.
+"""The context of a claim: a testbed, sizes that fit it, data, runs of several variants in turn, searches for a rate.
 
-On a machine with other work on it one round alone says little. So variants of serving the same work take turns; of each
-the fastest round counts, since other work can only slow it down, and how far single rounds were apart is told.
+On a machine with other work, a single round says little. So variants of serving the same work take turns. The fastest
+round of each counts, since other work can only slow it down, and the spread of single rounds is reported.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Context:
 
     def sized(self, *, tiny: int, short: int, full: int, gpu: int | None = None) -> int:
         """Choose a number of requests. tiny: a quick run on a CPU. short: any other quick run, and a full one on a CPU.
-        gpu: a full run on a real GPU, where it takes long (default: `full`). full: a full run in the simulator."""
+        gpu: a full run on a real GPU, where it takes long (default: `full`). full: any other full run."""
         if self.testbed.is_cpu:
             return tiny if self.is_quick else short
         if self.is_quick:

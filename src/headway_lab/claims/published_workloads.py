@@ -88,7 +88,7 @@ def applications(context: Context, count: int) -> Drawn:
     """Requests in turn from several applications: an answer has about `FACTORS` times the tokens of its prompt."""
     part = context.divisor
     prompts = {"kind": "lognormal", "median": 150 / part, "sigma": 0.9, "cap": 1000 // part}
-    # The answers of this draw are not lengths: they say in percent how far the true ones are from what is usual.
+    # The answers of this draw are not lengths: they are the true lengths in percent of the usual ones.
     drawn = _draw(context, count, {"input": prompts, "output": {"kind": "lognormal", "median": 100, "sigma": 0.25}}, "")
     work = [
         dataclasses.replace(

@@ -1,4 +1,4 @@
-"""What a claim is measured on. A claim is written once and runs on the real engine and in the simulator alike."""
+"""The testbeds of claims. A claim is written once and runs on the real engine and in the simulator alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headway train-predictor`: from a traffic log to a file that tells long answers from short ones beforehand."""
+"""`headway train-predictor`: trains a length predictor from a traffic log and writes it to a file."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def _table(qualities: Mapping[str, Quality]) -> str:
         "|---|--:|--:|--:|--:|",
     ]
     for name, each in qualities.items():
-        # A prompt's length orders answers, but is no guess of theirs.
+        # A prompt's length orders answers, but does not predict their lengths.
         lengths = "| – | – |" if name == "prompt length" else f"| {each.log_error:.3f} | {each.bias:.2f} |"
         lines.append(f"| {name} | {each.kendall_tau:.3f} | {100 * each.accuracy:.1f}% {lengths}")
     return "\n".join(lines)

@@ -1,23 +1,23 @@
-"""Training of the learned ranker: which objective and how many trees is decided by measurement.
+"""Training of the learned ranker. Measurements choose the objective and the number of trees.
 
-Two objectives are tried. `regression` fits a root of the length; `lambdarank` fits the order inside random
-groups of requests, as a scheduler sees them in its queue. Each is trained on all folds but one and asked about that
-one, in turn; folds do not divide conversations. The objective and the number of trees with the highest Kendall tau
-there win, and the final model is trained on everything. The scores of the held-back folds also make the table from
-score to length, because the scores of requests that a model was trained on are too good.
+Two objectives are tried. `regression` fits a root of the length; `lambdarank` fits the order inside random groups of
+requests, as a scheduler sees them in its queue. Each is trained on all folds but one and predicts that one, in turn;
+folds do not divide conversations. The objective and the number of trees with the highest Kendall tau there are chosen,
+and the final model is trained on everything. The scores of the held-back folds also make the table from score to
+length, because the scores of requests that a model was trained on are too good.
 
-Everything is decided by the seed, and one thread is used: the same log gives the same model.
+Training depends only on the log and the seed, and uses one thread, so the same log gives the same model.
 
-Answers that were cut: their length is not known, only that it is at least what was made. Taking the cut for the length
+The length of a cut answer is not known, only that it is at least the generated tokens. Taking the cut as the length
 would teach that prompts sent with a small `max_tokens` have short answers. Instead the logarithm of such a length is
-replaced by its mean over answers that went on past the cut, E[log L | L > cut]. The distribution of L is Kaplan and
-Meier's estimate, which uses cut answers for as long as they were seen. Where no answer is known to have gone beyond the
-cut, the cut itself is taken.
+replaced by its mean over answers that continued past the cut, E[log L | L > cut]. The distribution of L is Kaplan and
+Meier's estimate, which uses cut answers up to their cut. If no answer is known to have continued past the cut, the cut
+itself is taken.
 
-Turns of one conversation, and one question asked again, must not stand on both sides of a split. A log has no ids of
+Turns of one conversation, and repetitions of one question, must not be on both sides of a split. A log has no ids of
 conversations, but the turns of one begin alike. So a request's group is the shortest beginning that few others share;
-beginnings that many share are a system prompt or a template. Where all of its beginnings are common, it is grouped with
-its equals only.
+beginnings that many share are a system prompt or a template. If all of its beginnings are common, it is grouped only
+with equal requests.
 
 The table from score to length is made from requests that the model had not seen: sorted by score and cut into groups of
 equal size, each group gives a point (mean score, mean log length), made to rise strictly where chance has it fall.

@@ -1,7 +1,7 @@
-"""A calibrated machine, as far as scheduling can tell: what `headway calibrate` writes and every simulation reads.
+"""The calibration of a machine and an engine, which `headway calibrate` writes and every simulation reads.
 
-The file is JSON. It has the cost model with its errors, the host's time, the KV memory, and the options of the engine
-that was measured; a simulation runs with those options unless others are given.
+The file is JSON. It has the cost model with its errors, the host's time, the KV memory, and the options of the measured
+engine. A simulation runs with those options unless others are given.
 """
 
 from __future__ import annotations

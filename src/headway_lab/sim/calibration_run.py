@@ -1,6 +1,6 @@
 """Measuring what steps cost on this machine, so that the simulator can stand in for it.
 
-Waves of requests are run as a server runs them: they stream, and some arrive while others generate.
+The engine runs waves of requests as a server does: they stream, and some arrive while others generate.
 
     crowd     many short prompts at once, then steps that only decode, with ever fewer rows
     stream    prompts of all lengths arrive while others generate, few or many: chunks beside decodes
@@ -8,12 +8,12 @@ Waves of requests are run as a server runs them: they stream, and some arrive wh
     deep      few or many long prompts, then steps that only decode and read much of the cache
 
 Prompts are as long as the machine can compute in a second or two, so that slow machines see many waves too. Fast ones
-generate for longer: a device has to be busy for some steps until the host runs ahead of it as it does under load.
+generate for longer, since a device has to be busy for some steps before the host launches steps early, as under load.
 
-Each step's work and time are noted, and a cost model is fitted to them. What has never run before (a kernel to compile)
-is slow once: the waves run unmeasured first, then again from the beginning, and steps that took several times what the
-fit expects are thrown away. A machine is not always as fast: it heats up, or has other work. Between two waves the same
-small step is timed, and the times of a wave are put in proportion to it before they are compared with other waves.
+Each step's work and time are recorded, and a cost model is fitted to them. The first run of a kernel that has to be
+compiled is slow, so the waves first run unmeasured, then again from the beginning, and steps that took several times
+what the fit expects are dropped. A machine's speed changes: it heats up, or has other work. So between two waves the
+same small step is timed, and the times of a wave are divided by it before they are compared with other waves.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _DEEP_TOKENS = 512  # of each prompt of a deep wave, at least, where there are m
 DEFAULT_SECONDS = 40.0
 TEMPERATURE = 1.0
 
-_NUM_WAVES = 16  # at least so many; one that takes longer is broken off,
+_NUM_WAVES = 16  # at least this many; a wave that takes longer is cut short,
 _LEAST_WAVE_S = 0.5  # unless it has just begun
 _WARM_UP_SHARE = 0.2
-_PROBE_TOKENS, _PROBE_TOKENS_GPU = 256, 1024  # of the prompts that tell how fast the machine is
+_PROBE_TOKENS, _PROBE_TOKENS_GPU = 256, 1024  # of the prompts that measure how fast the machine is
 _REFERENCE_STEPS = 3
 
 

@@ -1,4 +1,4 @@
-"""How long a step takes, from what is in it: a sum of simple terms, fitted to measured steps.
+"""The cost model: predicts how long a step takes from its work, as a sum of simple terms fitted to measured steps.
 
     steps that only decode                      steps with chunks of prompts
       constant   reading the weights              constant   the same, without a captured graph
@@ -10,15 +10,15 @@
       chunk pairs   pairs of tokens that chunks compare
       moved blocks  KV blocks copied to or from the host, and within the device
 
-Rows and tokens may cost more from certain numbers on, where reading the weights no longer hides them. No coefficient
-is negative, so a step with more in it is never faster than another of its kind. But for one: a single row alone has
-kernels of its own on many devices, and is in proportion to what the terms say of it.
+Rows and tokens may cost more above certain numbers, where reading the weights no longer hides them. No coefficient is
+negative, so a step with more work is never faster than another of its kind. The exception is a single row alone: many
+devices have separate kernels for it, so its time is a fixed factor times what the terms say.
 
-A model that is divided among several devices (`Ranks`) also waits for sums and logits to travel between them. That is
-not fitted: it follows from what travels and from how fast the link is (`Link`).
+A model that is divided among several devices (`Ranks`) also waits for sums and logits to travel between them. That time
+is not fitted: it is computed from the bytes that travel and from the speed of the link (`Link`).
 
-Steps with the same work do not take the same time: other processes, clocks, caches. What is fitted is the mean, and how
-far the measured steps spread around it is kept (`spread`), for a simulation to draw from.
+Steps with the same work vary in time, because of other processes, clocks and caches. The mean is fitted, and the spread
+of the measured steps around it is kept (`spread`), for a simulation to draw from.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ TERMS = (
 _LEAST_STEPS = 20
 _LEAST_LONE = 8  # steps with a single row, and others that decode
 _OUTLIER = 3.0  # times slower than expected: something was compiled, or captured
-_NUM_ROUNDS = 12  # of the fit, each weighing the steps by how far the one before was off
+_NUM_ROUNDS = 12  # of the fit, each weighing the steps by the error of the round before
 _SMALL_DEVIATION = 0.02
 _NUM_QUANTILES = 201  # of the spread; far apart, a single slow step would stretch the whole last part
 _TABLE_SIZE = 4096

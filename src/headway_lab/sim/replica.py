@@ -1,4 +1,4 @@
-"""An engine of a simulation: the real loop, scheduler and cache on a simulated device, with a clock of its own."""
+"""A simulated replica: the real engine loop, scheduler and cache on a simulated device, with its own virtual clock."""
 
 from __future__ import annotations
 

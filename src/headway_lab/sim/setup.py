@@ -1,4 +1,4 @@
-"""A simulated engine from a calibration and options of the engine, refusing those whose effect was not measured."""
+"""The setup of a simulated engine from a calibration and options. Options whose effect was not measured are refused."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Simulated against measured: the same work in the real engine and in simulation, and how far each number is off.
+"""The accuracy of simulations: runs the same work in the real engine and in simulation, and compares each number.
 
-The load is a fraction of the capacity: the rate at which requests are served when all are there at once. It is found by
-simulation; a check with all requests at once measures it, too.
+The load is a fraction of the capacity, which is the rate at which requests are served when all are there at once. The
+capacity is found by simulation; a check with all requests at once measures it, too.
 
-Machines are not always as fast as when they were calibrated. The time of every real step is compared with what the
-calibration expects of it, and a second simulation follows the same ups and downs. It takes the machine's changes out of
-the errors, and with them what the cost model gets wrong about all steps of a few seconds alike: what is left are errors
-in which steps there are, and in their order. So it explains the errors; the promise is about the first column.
+A machine's speed changes after its calibration. So the time of every real step is compared with what the calibration
+expects, and a second simulation follows the same changes of speed. Its errors leave out these changes, and also the
+cost model's errors that all steps of a few seconds have in common. What remains are errors in which steps there are,
+and in their order. So the second simulation explains the errors; the promise is about the first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`headway sim-check`: the same work in the real engine and in the simulator, and how far they are apart."""
+"""`headway sim-check`: runs the same work in the real engine and in the simulator, and shows how much they differ."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`headway sim`: what a workload would be like on a calibrated machine, in seconds.
+"""`headway sim`: simulates a workload on a calibrated machine, in seconds.
 
-The scheduler, the cache and the policies are the real ones; only the device is replaced by its cost model. Several
-policies, rates and seeds are simulated each with each, and stand beside each other.
+The scheduler, the cache and the policies are the real ones; only the device is replaced by its cost model. All
+combinations of several policies, rates and seeds are simulated, and their results are shown side by side.
 """
 
 from __future__ import annotations

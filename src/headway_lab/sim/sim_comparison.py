@@ -1,8 +1,8 @@
-"""Simulations beside each other: policies × rates, with one seed or with several, in all and by class of requests.
+"""Comparisons of simulations: policies × rates, with one seed or several, for all requests and by class.
 
-Whether a load is more than a machine can serve, a run of some hundred requests does not tell: its last answers take
-their time whatever the load. So the same requests are simulated once more, all at once and as often as fills the batch
-several times over, and what is served while the batch is full is the capacity.
+A run of some hundred requests does not show whether a load is above a machine's capacity, since its last answers take
+their time at any load. So the same requests are simulated once more, all at once and repeated until they fill the batch
+several times over. The rate at which they are served while the batch is full is the capacity.
 """
 
 from __future__ import annotations

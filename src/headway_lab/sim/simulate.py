@@ -1,13 +1,13 @@
 """Replaying work on a virtual clock: what `headway_lab.bench.replay` does, in seconds instead of hours.
 
-A replica is the real loop, scheduler and cache on a simulated device, with a clock of its own. The one that is furthest
-behind steps next, and a request is routed when all that are busy have come as far as its arrival: a router never sees
-what is to come.
+A replica is the real loop, scheduler and cache on a simulated device, with its own clock. The busy replica whose clock
+is earliest steps next. A request is routed when the clocks of all busy replicas have reached its arrival, so a router
+never sees the future.
 
-With roles, some replicas compute prompts only. Such a prompt is a request for one token there. Then the request comes
-to the replica that was chosen for it, whose scheduler has the blocks fetched, and admits it when they have come: they
-are copied in, and the rest is computed. Blocks of one prompt travel after those of another on the link out of a
-replica, and likewise on the link into one.
+With roles, some replicas only compute prompts. A prompt is a request for one token there. Then the request comes to the
+replica that was chosen for it. The scheduler of this replica has the blocks fetched and admits the request when they
+have arrived: they are copied in, and the rest is computed. The link out of a replica sends the blocks of one prompt
+after those of another, and so does the link into one.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def simulate(
 ) -> Simulation:
     """Replay the work from its first arrival to the end of its last request.
 
-    `roles`: of the replicas; without any, all do both. `seed`: of the spread of steps around their means; `None`:
-    every step takes what the cost model says. `speed`: how many times as long steps take at a certain time.
+    `roles` are those of the replicas; without any, all do both. `seed` draws the spread of steps around their means;
+    with `None`, every step takes what the cost model says. `speed`: the factor by which steps are longer at some time.
     """
     if num_replicas > MOST_REPLICAS:
         raise ConfigError(f"A simulation has at most {MOST_REPLICAS} replicas, not {num_replicas:,}.")
@@ -184,7 +184,7 @@ class _Cluster:
         self._news: list[_News] = []  # a heap of what the router learns, and when
         self._num_news = 0
         self._computed: list[tuple[float, int, int, Request]] = []  # a heap: when, a number, the place to go on at
-        self._sent: set[str] = set()  # those that have been sent for and are not admitted yet
+        self._sent: set[str] = set()  # requests whose blocks are being fetched, not admitted yet
         self._agenda, self._log = Agenda(work), SampleLog()
         self.result = Simulation(
             [RequestTimeline(r.arrival_s, r.num_prompt_tokens, r.num_output_tokens) for r in work],
@@ -364,7 +364,7 @@ class _Prefill:
         for place, replica in enumerate(replicas):
             self.router.add(place, max_num_seqs=scheduler.max_num_seqs)
             replica.follow_cache()
-        self._computing: dict[str, tuple[int, Request]] = {}  # with where they are going to be
+        self._computing: dict[str, tuple[int, Request]] = {}  # with the place where they continue
         self._last_blocks: set[bytes] = set()  # of prompts that were computed here
         self._out_free_s = [0.0] * len(replicas)
         self._in_free_s = [0.0] * num_others

@@ -1,16 +1,16 @@
 """Timing the steps of a running engine: the device's part, and the host's before and after it.
 
-What a user sees is the period, from one return of `engine.step()` to the next:
+A user sees the period from one return of `engine.step()` to the next:
 
     period   ├ before ─────┤ wait for the device ├ after ┤
              plan, launch                         update, hand out tokens
 
-On a device that computes while it is launched (a CPU) launching is no host work: there the whole of `submit` is the
-device's. On a GPU the device's own clock tells how long it had a step: the host, which may be late for a result because
-it is launching the next step, would count time of one step to another.
+A CPU computes while it launches, so there the whole of `submit` counts as the device's time. On a GPU, the device's own
+clock measures a step. The host's clock would count time of one step to another, since the host may be late for a result
+while it launches the next step.
 
-A machine with other work beside it is not equally fast all the time: from the steps of a run follows how many times as
-long they took as expected, in windows of a few seconds, for a simulation of that very time.
+The speed of a machine with other work changes. So the ratio of measured to expected time is computed from the steps of
+a run, in windows of a few seconds, for a simulation of the same period.
 """
 
 from __future__ import annotations

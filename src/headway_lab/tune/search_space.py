@@ -99,7 +99,7 @@ class Space:
         if options["max_num_batched_tokens"] < options["max_num_seqs"]:
             return False
         if options["prefill_mode"] != "chunked" and options != self.default and options["target_itl_ms"]:
-            return "target_itl_ms" not in self.knobs  # whole prompts are in no hurry: 0 says the same
+            return "target_itl_ms" not in self.knobs  # with whole prompts the target has no effect, so 0 is the same
         chunk = options["max_chunk_tokens"]
         if chunk is not None and chunk >= options["max_num_batched_tokens"] and "max_chunk_tokens" in self.knobs:
             return options == self.default

@@ -1,11 +1,11 @@
 """`headway tune`: which options serve a workload, or logged traffic, best on a calibrated machine.
 
 Options of scheduler and cache that are given on the command line stay as they are; the others are searched. A traffic
-log does not tell what was in the prompts (or not in a form that is read here), so its requests have random ones: what
-the prefix cache saved is not seen.
+log does not have the prompts' contents (or not in a form that is read here), so its requests have random ones, and the
+search does not see what the prefix cache saved.
 
-With `--replicas` the question is another one: how many of these machines are enough for what is promised, with
-`--roles all` whether some of them should compute prompts for the others, and with several calibrations among how many
+With `--replicas` the command finds how many of these machines are enough to keep the promises. With `--roles all` it
+also finds whether some of them should compute prompts for the others, and with several calibrations among how many
 devices the model should be divided.
 """
 
@@ -147,7 +147,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output-json", metavar="FILE", help="Write everything that was tried here.")
     parser.add_argument("--html", metavar="FILE", help="Write a page with the Pareto front here.")
     add_work_flags(parser, is_required=False)
-    # The traffic log to read is another thing than the one that an engine writes.
+    # The traffic log to read is not the one that an engine writes.
     add_flags(parser, [flag for flag in engine_flags() if flag.name not in _NOT_TAKEN])
 
 

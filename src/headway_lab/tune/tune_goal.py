@@ -1,9 +1,9 @@
-"""What is tuned for: goodput, the rate of requests that got what was promised; of equals, the one with shorter tails.
+"""The goal of tuning: goodput, which is the rate of requests that kept their promises, and among equals shorter tails.
 
-Promises are bounds on keys of a result, such as p99_itl_ms=50 or p99_ttft_ms=1000. For a single request they mean: its
-time to first token is at most the bound, its mean time per token is, and of the gaps between its own tokens the 99th
-percentile. Where none are given, those count that the workload's classes make, as in `headway sim`. A request that gets
-all of it is good. Without any promises every request is, and goodput is throughput.
+Promises are bounds on keys of a result, such as p99_itl_ms=50 or p99_ttft_ms=1000. They bound a single request's time
+to first token, its mean time per token, or the 99th percentile of the gaps between its own tokens. If none are given,
+the promises of the workload's classes count, as in `headway sim`. A request that gets all of them is good. Without any
+promises every request is good, and goodput is throughput.
 """
 
 from __future__ import annotations

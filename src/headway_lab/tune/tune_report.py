@@ -1,4 +1,4 @@
-"""What a search found: the best candidates measured on the real engine, and all of it as tables, JSON and a page."""
+"""The report of a search: measures the best candidates on the real engine, and makes tables, JSON and a page."""
 
 from __future__ import annotations
 

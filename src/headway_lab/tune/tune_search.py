@@ -1,17 +1,17 @@
-"""The search: many candidates on a part of the work, the better ones on more of it, then step by step from the best.
+"""The tuner's search: many candidates on a part of the work, the better ones on all of it, then steps from the best.
 
     successive halving    candidates drawn at random on half of the work, the best third of them on all of it; on less
-                          than half a queue has not built up, and what is best then is not what is best later
+                          than half, a queue has not built up, and the best options then are not the best later
     coordinate search     from the best so far: every option a step up or down, as long as that helps
     simplification        options of the best that do not matter go back to their defaults
 
-Options that are given on the command line stay as they are. Values are limited to what the calibration can tell about:
-steps twice as large as those that were measured, no further. The block size is not searched: steps were measured with
-one, and how another changes their time is not known. Everything is drawn with a seed, so a search can be repeated.
+Options that are given on the command line stay as they are. Values are limited to what the calibration can predict:
+steps at most twice as large as the measured ones. The block size is not searched: steps were measured with one size,
+and how another changes their time is not known. Everything is drawn with a seed, so a search can be repeated.
 
-How many replicas are enough is found by halving: more are taken to be no worse. First with options as by default, then
-below that number with a whole search at each, since better options may do with fewer. Where roles are searched, each
-number of replicas may have all of them do both, or be divided in every way.
+The number of replicas that is enough is found by bisection, which assumes that more are no worse. It runs first with
+the default options, then below that number with a whole search at each, since fewer replicas may do with better
+options. If roles are searched, the replicas of each number may all do both, or be divided in every way.
 """
 
 from __future__ import annotations

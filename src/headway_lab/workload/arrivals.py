@@ -1,10 +1,10 @@
 """When requests come: all at once, at random, or as recorded in a trace.
 
-A rate counts requests per second. Where a request brings others after it (the turns of a conversation), only its first
-is an arrival, and arrivals are so much rarer that the rate comes out. Gaps are drawn for a rate of one and then
-stretched, so that one seed gives the same pattern at every rate.
+A rate counts requests per second. If requests follow others (the turns of a conversation), only the first is an
+arrival, and the rate of arrivals is lower accordingly. Gaps are drawn for a rate of one and then stretched, so that one
+seed gives the same pattern at every rate.
 
-A trace holds what is known of a request in one row. Its columns tell which of these kinds of file it is:
+A trace has a request in each row. Its columns determine which of these kinds of file it is:
 
     arrival_s, input_tokens, output_tokens                   CSV or JSON Lines; any of the three may be left out
     timestamp (ms), input_length, output_length, hash_ids    JSON Lines, as Mooncake's traces

@@ -1,7 +1,7 @@
-"""What prompts are made of: random ids, shared prefixes, recorded blocks, or texts of a file.
+"""Contents of prompts: random ids, shared prefixes, recorded blocks, or texts of a file.
 
-Each aspect has a generator of its own, made from the seed and a name. Another rate therefore changes no prompt, another
-length of answers no arrival, and fewer requests are the first ones of more.
+Each aspect has its own generator, made from the seed and a name. So a different rate changes no prompt, a different
+length of answers changes no arrival, and a smaller number of requests gives the first ones of a larger number.
 """
 
 from __future__ import annotations

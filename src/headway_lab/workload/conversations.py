@@ -4,7 +4,7 @@
     turn 2   system + message 1 + answer 1 + message 2          sent think_s after the end of turn 1
     turn 3   ...
 
-The answer in a prompt stands for the one that is going to be generated: it has its length, not its tokens. A
+The answer in a prompt stands for the one that is going to be generated: it has its length, but other tokens. A
 conversation ends before the turn that would be longer than the limits allow. A file of conversations is JSON Lines:
 
     history    [{"user": …, "bot": …}, …]                                  MT-Bench-101

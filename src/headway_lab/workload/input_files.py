@@ -1,7 +1,7 @@
-"""What a workload is read from: tables of its TOML file and rows of data files, each value checked.
+"""Input files of a workload: tables of its TOML file and rows of data files, with each value checked.
 
-Every key is known, every value has its type, and every number is finite and within bounds, so that what is drawn from
-them has sizes and times that can be computed with. An error says where it stands and what is allowed there.
+Unknown keys, values of wrong types, and numbers that are not finite or out of bounds are refused, so that drawn
+requests have usable sizes and times. An error names its place and what is allowed there.
 """
 
 from __future__ import annotations

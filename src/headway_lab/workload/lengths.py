@@ -1,7 +1,7 @@
 """How long things are: tokens of a prompt or an answer, turns of a conversation, seconds between turns; and limits.
 
-Each distribution draws one number from a generator. With a `cap`, a value above it is drawn again, so that the cap is
-not a value of its own that comes too often.
+Each distribution draws one number from a generator. With a `cap`, a value above it is drawn again, so that the cap
+itself is not too frequent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`headway workload`: what a workload file describes, as numbers and as plots."""
+"""`headway workload`: shows a workload file's requests as numbers and plots."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class LengthStatistics:
 class WorkloadStatistics:
     num_requests: int
     num_conversations: int
-    """Requests that others follow. Such a request is the first of a conversation."""
+    """The number of requests that others follow and that follow none."""
     num_turns: int
     """The number of requests in conversations, the first of each included."""
     duration_s: float
