@@ -183,7 +183,7 @@ def compare_page(
     *,
     notes: Sequence[str] = (),
 ) -> Page:
-    """`table` is what the terminal shows, `notes` what stands below it there."""
+    """A page of the comparison. `table` is the one that the terminal shows, `notes` are written below it."""
     page = Page(" against ".join(names))
     bars, said = _ratios(names, rows)
     if bars:

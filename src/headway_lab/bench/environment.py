@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _IMPORTED_AT_S = time.perf_counter()
 _START_TIME_FIELD = 19
-"""Of /proc/self/stat after the command's name, counted from 0: clock ticks after boot at which the process began."""
+"""The field of /proc/self/stat after the command's name, counted from 0, with the clock ticks after boot at which the
+process began."""
 
 
 def device_name(device: str) -> str:

@@ -53,7 +53,7 @@ class Ceilings:
     bandwidth_bytes_s: float
     """Bytes read plus bytes written by a copy."""
     flops_s: float
-    """Of a large square matmul, 2 flops per multiply-add."""
+    """Flops of a large square matmul, counted as 2 per multiply-add."""
     matmul_dtype: str = "bfloat16"
 
     def __str__(self) -> str:
@@ -162,7 +162,7 @@ class ModelCosts:
     kv_bytes_per_token: float
     linear_flops_per_token: float
     attention_flops_per_pair: float
-    """For one query and one key, over all layers and heads."""
+    """Flops for one query and one key, over all layers and heads."""
     output_flops: float
     """The output projection of one token."""
 

@@ -115,7 +115,7 @@ class RequestTimeline:
 
     @property
     def e2e_s(self) -> float:
-        """From arrival to the last token."""
+        """The time from arrival to the last token."""
         return self._last_s - self.arrival_s
 
     @property

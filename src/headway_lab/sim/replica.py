@@ -90,7 +90,7 @@ class Replica:
 
     @property
     def now_s(self) -> float:
-        """Its virtual time."""
+        """The virtual time."""
         return self.clock.now_s
 
     @property

@@ -52,7 +52,7 @@ SHOWN = (
 
 @dataclass(frozen=True)
 class ErrorRow:
-    """One key of a result, measured and simulated."""
+    """A measured and a simulated value of one key of a result."""
 
     key: str
     measured: float

@@ -151,13 +151,13 @@ class SimRun:
 
 @dataclass(frozen=True)
 class Case:
-    """One policy at one rate."""
+    """The runs of one policy at one rate."""
 
     policy: str
     rate: float | None
     """`None`: the workload's own."""
     runs: Sequence[SimRun] = field(default_factory=list)
-    """One for each seed."""
+    """One run for each seed."""
     overload: Overload | None = None
     """Set if the load was above the capacity."""
 
@@ -268,7 +268,8 @@ def _csv_rows(case: Case, run: SimRun) -> Iterable[list[Any]]:
 
 
 def comparison_page(title: str, cases: Sequence[Case], *, notes: Sequence[str]) -> Page:
-    """Curves over the rates; at one rate, how latencies are distributed. `notes` stand above, tables below."""
+    """A page with curves over the rates or, at one rate, distributions of latencies. `notes` are at its top, tables at
+    its end."""
     first = cases[0].runs[0]
     page = Page(title, f"{len(cases)} cases of {len(first.work):,} requests each, simulated")
     for note in notes:

@@ -64,7 +64,7 @@ class Trace:
     is_shuffled: bool = False
 
     def read(self) -> list[TraceRow]:
-        """All rows, in order of arrival where that is known."""
+        """Read all rows, in order of arrival if that is known."""
         return list(_sorted_rows(self.file, self.file.version()))
 
     def take(self, count: int, rng: random.Random) -> list[TraceRow]:

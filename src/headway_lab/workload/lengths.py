@@ -51,7 +51,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Both ends are included."""
+    """A uniform distribution; both ends are included."""
 
     low: float
     high: float
