@@ -1,1 +1,1 @@
-"""Measuring: fixed scenarios, the floors they are held against, replayed traffic, and profiles of single steps."""
+"""Benchmarks: fixed scenarios, the floors to compare them with, replayed traffic, and profiles of single steps."""

@@ -73,7 +73,7 @@ def capacity_page(title: str, found: Capacity, objectives: Sequence[Objective]) 
 
 
 def _marked(objective: Objective, value: float | None, metrics: OnlineMetrics) -> str | None:
-    """A P99 of too few requests has a mark."""
+    """The value, marked if it is a P99 of too few requests."""
     if value is None:
         return None
     thin = objective.key.startswith("p99_") and is_thin(99, metrics.num_completed)
@@ -170,18 +170,18 @@ class _TimedSearch:
         self._probing, self._target, self._max_seconds = probing, target, max_seconds
         self._started_s = time.monotonic()
         self._best_rate = math.inf
-        """The most that was served so far."""
+        """The highest rate served so far."""
         self._num_probes = 0
 
     def elapsed_s(self) -> float:
         return time.monotonic() - self._started_s
 
     def seconds_at(self, rate: float) -> float:
-        """Beyond what can be served, requests take as long as they do there."""
+        """The expected seconds of a probe. Above the highest served rate, requests take as long as at that rate."""
         return self._probing.num_requests_at(rate) / min(rate, self._best_rate)
 
     def served_rate(self) -> float:
-        """When all are there at once."""
+        """Requests served each second when all are there at once."""
         self._best_rate = self._probing.served_rate(self._target)
         print(f"all at once: {self._best_rate:.3g} requests/s are served", flush=True)
         return self._best_rate
@@ -197,7 +197,7 @@ class _TimedSearch:
 
 
 def probe_line(one: Probe, objectives: list[Objective]) -> str:
-    """One probe on one line: what was bounded, and whether it held."""
+    """A probe on one line: the bounded values, and whether they met their bounds."""
     result = one.metrics.as_json()
     values = [f"{o.key} {'–' if (value := result.get(o.key)) is None else f'{value:,.4g}'}" for o in objectives]
     lost = f", {one.metrics.num_lost} failed" if one.metrics.num_lost else ""

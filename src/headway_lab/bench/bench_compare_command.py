@@ -1,8 +1,8 @@
-"""`headway bench compare`: results of any of the benchmarks beside each other.
+"""`headway bench compare`: shows results of any of the benchmarks side by side.
 
-A result may be several runs. Only they tell how far two runs of the same are apart by chance, so a difference is called
-one only beyond that: by Student's t-test of the means at 99%, with the spread that the runs of both sides have. A
-comparison has some forty numbers, and at 95% two of them would differ between equal servers.
+A result may have several runs. Only they show how much equal runs differ by chance, and only a larger difference counts
+as one: by Student's t-test of the means at 99%, with the spread of the runs of both sides. A comparison has some forty
+numbers, and at 95% two of them would differ between equal servers.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from headway_lab.charts.html_page import write_page
 ALIKE = 0.01
 """Numbers that differ by less than this part are called equal."""
 _T_99 = {1: 63.66, 2: 9.925, 3: 5.841, 4: 4.604, 5: 4.032, 6: 3.707, 8: 3.355, 10: 3.169, 15: 2.947, 30: 2.75}
-"""Degrees of freedom → the quantile of Student's t that 99% of all differences by chance stay within."""
+"""Degrees of freedom → the quantile of Student's t within which 99% of all differences by chance are."""
 _OFFLINE_HIGHER = frozenset({"requests_per_second", "tokens_per_second", "output_tok_s", "input_tok_s"})
 _OFFLINE_LOWER = frozenset({"elapsed_time", "avg_latency", "latency_s", "ms_per_token", "ms_per_token_with_prompt"})
 _REPEATED = tuple(f"p50_{name}_ms" for name in ("ttft", "tpot", "itl", "e2el"))
-"""The same as the medians."""
+"""Percentiles that equal the medians."""
 
 CHARTED = (
     "request_throughput",
@@ -45,7 +45,7 @@ CHARTED = (
 
 @dataclass(frozen=True)
 class Result:
-    """One side of a comparison, as far as it is numbers: a result file, or several of the same."""
+    """The numbers of one side of a comparison: a result file, or several of the same."""
 
     name: str
     runs: Sequence[Mapping[str, float]]
@@ -56,19 +56,19 @@ class Result:
         return {key: statistics.fmean(self.of(key)) for key in self.runs[0] if all(key in run for run in self.runs)}
 
     def of(self, key: str) -> list[float]:
-        """Of each run that has it."""
+        """The key's number in each run that has it."""
         return [run[key] for run in self.runs if key in run]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One key of all results; the first of them is what the others are held against."""
+    """A comparison of one key in all results, against the first of them."""
 
     key: str
     runs: Sequence[Sequence[float]]
     """The numbers of each result's runs; empty if it does not have the key."""
     higher_is_better: bool | None
-    """`None`: neither is."""
+    """`None` if neither direction is better."""
 
     @property
     def values(self) -> list[float | None]:
@@ -77,18 +77,19 @@ class Comparison:
 
     @property
     def spreads(self) -> list[float | None]:
-        """The standard deviation of each one's runs; `None` of a single one."""
+        """The standard deviation of each result's runs; `None` for a single run."""
         return [statistics.stdev(values) if len(values) > 1 else None for values in self.runs]
 
     @property
     def ratios(self) -> list[float | None]:
-        """Of each after the first to the first."""
+        """The ratio of each result after the first to the first."""
         first, *others = self.values
         return [value / first if value is not None and first else None for value in others]
 
     @property
     def best(self) -> int | None:
-        """Which one is better than all others, beyond chance; `None` if there is none, or if neither is better."""
+        """The number of the result that is better than all others, beyond chance; `None` if there is none, or if
+        neither direction is better."""
         known = [(value, place) for place, value in enumerate(self.values) if value is not None]
         if self.higher_is_better is None or len(known) < 2:
             return None
@@ -98,7 +99,7 @@ class Comparison:
 
 
 def are_different(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether the means are further apart than 1%, and than runs of the same would be. Single runs never are."""
+    """Whether the means differ by more than 1%, and by more than equal runs would. Single runs never do."""
     freedom = len(one) + len(other) - 2
     means = statistics.fmean(one), statistics.fmean(other)
     if freedom < 1 or math.isclose(*means, rel_tol=ALIKE):
@@ -125,14 +126,14 @@ def read_result(path: Path) -> Result:
 
 
 def joined(results: Sequence[Result]) -> Result:
-    """Several results of the same as one, by the name of the first without its number."""
+    """Several results of the same as one, under the first one's name without its number."""
     name = results[0].name.rstrip("0123456789-_.") or results[0].name
     return Result(name, list(itertools.chain.from_iterable(result.runs for result in results)))
 
 
 def compare(results: Sequence[Result]) -> list[Comparison]:
-    """Every key that at least two of the results have: those of our results in their order, then others that have a
-    better and a worse."""
+    """Compare every key that at least two of the results have: our results' keys in their order, then others of which
+    one direction is better."""
     order = [key for key in result_keys() if key not in _REPEATED]
     others = sorted({key for result in results for key in result.numbers} - set(order) - set(_REPEATED))
     rows = []
@@ -144,13 +145,13 @@ def compare(results: Sequence[Result]) -> list[Comparison]:
 
 
 def unique_names(results: Sequence[Result], paths: Sequence[Path]) -> list[str]:
-    """By what the files are called, with their folders where that is not enough."""
+    """Names made of the files' names, and of their folders where that is not enough."""
     names = [result.name for result in results]
     return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 
 def few_requests_note(names: Sequence[str], results: Sequence[Result]) -> str:
-    """Of P99s that rest on too few requests; "" if none does."""
+    """A note on P99s of too few requests; "" if there are none."""
     counts = {name: int(result.numbers.get("completed", math.inf)) for name, result in _counted(names, results)}
     told = ", ".join(f"{name} ({number:,})" for name, number in counts.items() if is_thin(99, number))
     return f"P99 of fewer than 100 requests, where one or two decide it: {told}." if told else ""
@@ -182,7 +183,7 @@ def compare_page(
     *,
     notes: Sequence[str] = (),
 ) -> Page:
-    """`table` is what the terminal shows, `notes` what stands below it there."""
+    """A page of the comparison. `table` is the one that the terminal shows, `notes` are written below it."""
     page = Page(" against ".join(names))
     bars, said = _ratios(names, rows)
     if bars:
@@ -254,7 +255,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def comparison_table(names: Sequence[str], rows: Sequence[Comparison]) -> tuple[list[str], list[list[str]]]:
-    """Values, then each one's ratio to the first."""
+    """Titles and rows: the values, then the ratio of each to the first."""
     titles = ["", *names, *(f"{name} / {names[0]}" for name in names[1:])]
     cells = []
     for row in rows:

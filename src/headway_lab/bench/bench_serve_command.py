@@ -35,9 +35,10 @@ from headway_lab.charts.html_page import write_page
 
 MAX_SHOWN_ERRORS = 5
 MAX_LATE_S = 0.05
-"""If requests go out later than this, the load generator was too slow for the load."""
+"""If requests are sent later than this, the load generator was too slow for the load."""
 MAX_CACHED_SHARE = 0.02
-"""Of prompt tokens, beyond those that the requests of a run have in common: chance explains no more."""
+"""The largest share of cached prompt tokens, beyond those that a run's requests have in common, that chance
+explains."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -166,7 +167,7 @@ def together(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def cache_notes(outcome: Outcome, work: Sequence[ServedRequest]) -> list[str]:
-    """Whether the server knew more of the prompts than they have in common."""
+    """Notes on whether the server had more of the prompts cached than they have in common."""
     share = outcome.metrics.cached_share
     if share is None or share <= shared_share(work) + MAX_CACHED_SHARE:
         return []
@@ -178,7 +179,7 @@ def cache_notes(outcome: Outcome, work: Sequence[ServedRequest]) -> list[str]:
 
 
 def outcome_notes(outcome: Outcome, *, ignore_eos: bool) -> list[str]:
-    """What makes the numbers mean something else than a reader would think."""
+    """Warnings for results whose numbers mean something other than a reader would expect."""
     notes = []
     if outcome.metrics.tokens_per_event > 1.01:
         notes.append(
@@ -207,7 +208,7 @@ def _print_errors(errors: Sequence[str]) -> None:
 
 
 def _counted(errors: Sequence[str]) -> list[tuple[str, int]]:
-    """The most frequent first."""
+    """The errors with their counts, the most frequent first."""
     return Counter(errors).most_common()
 
 
@@ -234,7 +235,7 @@ def _result(
 
 
 def _detailed(outcome: Outcome) -> dict[str, Any]:
-    """vLLM's lists, in the order of the requests; what failed has no times."""
+    """vLLM's lists, in the order of the requests; failed requests have no times."""
     timelines = [timeline for timeline in outcome.timelines if isinstance(timeline, ServedTimeline)]
     return {
         "input_lens": [timeline.num_prompt_tokens for timeline in timelines],

@@ -22,7 +22,7 @@ from headway_lab.charts import Page, Series, line_chart
 from headway_lab.charts.html_page import write_page
 
 AUTO_SHARES = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
-"""Rates that are chosen automatically, as parts of the rate that is served when everything is there at once."""
+"""The automatic rates, as parts of the rate that is served when everything is there at once."""
 
 Setting = Mapping[str, Any]
 """Options of the engine."""
@@ -64,7 +64,7 @@ def parse_rates(text: str) -> list[float] | None:
 
 
 def auto_rates(served_rate: float) -> list[float]:
-    """Around the rate that is served when everything is there at once."""
+    """Rates around the one that is served when everything is there at once."""
     return [float(f"{share * served_rate:.3g}") for share in AUTO_SHARES]
 
 
@@ -79,7 +79,7 @@ def parse_knob(text: str) -> tuple[str, list[str]]:
 
 
 def settings_of(knobs: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Every value of each with every value of the others; one setting that says nothing if there are none."""
+    """Every combination of the values; one empty setting if there are no knobs."""
     return [dict(zip(knobs, values, strict=True)) for values in itertools.product(*knobs.values())]
 
 
@@ -143,7 +143,7 @@ def _by_setting(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:
 
 
 def _served(points: Sequence[SweepPoint]) -> str:
-    """Requests a second that came against those that were answered, and the line on which both are the same."""
+    """A chart of offered against served requests each second, with the line on which both are equal."""
     rates = sorted({point.rate for point in points if math.isfinite(point.rate)})
     if len(rates) < 2:
         return ""
@@ -249,7 +249,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _knobs(texts: list[str]) -> dict[str, list[Any]]:
-    """Values as the engine's own flags read them."""
+    """The values as the engine's own flags read them."""
     flags = {flag.name: flag for flag in engine_flags()}
     knobs: dict[str, list[Any]] = {}
     for text in texts:

@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def throughput_result(rounds: Sequence[RoundTimes]) -> dict[str, Any]:
-    """vLLM's keys and ours, of the best round."""
+    """vLLM's keys and ours, for the best round."""
     best = best_of(rounds)
     return {
         "elapsed_time": best.elapsed_s,

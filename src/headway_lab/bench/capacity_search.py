@@ -1,8 +1,8 @@
 """The highest rate of requests that still meets its objectives.
 
 A rate that meets them is doubled until one does not (or the first is halved until one does), and the gap between the
-two is then halved, in ratio, until it is small. This supposes that what a rate meets, every lower one meets too; with
-random arrivals that holds only nearly, so every probe is kept. A probe is any function from a rate to metrics.
+two is then halved, in ratio, until it is small. This assumes that every rate below one that meets the objectives meets
+them too. With random arrivals that is only nearly true, so every probe is kept.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from headway_lab.bench.online_metrics import Objective, OnlineMetrics, missed
 
 Measure = Callable[[float], OnlineMetrics]
-"""Requests a second → what came of them."""
+"""Requests a second → the metrics of a run at this rate."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One rate, tried."""
+    """A rate that was tried."""
 
     rate: float
     metrics: OnlineMetrics
@@ -27,13 +27,13 @@ class Probe:
 
     @property
     def is_met(self) -> bool:
-        """A lost request is a miss, even if the latencies of the others are met."""
+        """Whether the objectives are met. A lost request is a miss, even if the latencies of the others meet theirs."""
         return not self.missed and self.metrics.num_lost == 0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How far, how long and how exactly to search."""
+    """Limits of the rates, the time and the precision of a search."""
 
     start: float = 1.0
     lowest: float = 0.01
@@ -42,7 +42,7 @@ class Limits:
     """The search ends when the lowest rate that misses is at most this part above the highest that meets."""
     max_probes: int = 20
     max_seconds: float = math.inf
-    """No probe begins that would end later than this."""
+    """No probe begins whose expected end is later than this."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Capacity:
     rate: float | None
     """The highest rate that met the objectives; `None` if none did."""
     first_miss: float | None
-    """The lowest that did not; `None` if all did."""
+    """The lowest rate that did not meet them; `None` if all did."""
     probes: Sequence[Probe]
     is_cut: bool = False
     """Whether time or probes ran out before the answer was as exact as wanted."""
@@ -72,8 +72,8 @@ def find_capacity(
     seconds_at: Callable[[float], float] = lambda rate: 0.0,
     elapsed_s: Callable[[], float] = lambda: 0.0,
 ) -> Capacity:
-    """Search. `on_probe` hears of every probe as it ends. Where time is limited, `seconds_at` says how long a probe at
-    a rate is going to take, and `elapsed_s` how much of the time is gone."""
+    """Search for the capacity. `on_probe` is called with every probe as it ends. If time is limited, `seconds_at` gives
+    the expected seconds of a probe at a rate, and `elapsed_s` the time used so far."""
     search = _Search(measure, objectives, limits or Limits(), on_probe, seconds_at, elapsed_s)
     search.bracket()
     search.narrow()
@@ -122,7 +122,8 @@ class _Search:
             self._try(rate)
 
     def _may_try(self, rate: float) -> bool:
-        """The first probe may always be tried: there would be no answer without."""
+        """Whether there is time for a probe at this rate. The first probe is always allowed, since there is no answer
+        without it."""
         limits = self._limits
         has_time = not self.probes or self._elapsed_s() + self._seconds_at(rate) <= limits.max_seconds
         self.is_cut = len(self.probes) >= limits.max_probes or not has_time

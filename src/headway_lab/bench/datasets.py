@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_VOCAB_SIZE = HIGHEST_TOKEN_ID + 1
-"""Of a server that does not tell: random prompts have no higher ids anyway."""
+"""The vocabulary assumed for a server that does not report its own: random prompts have no higher ids anyway."""
 
 DATASETS = ("random", "custom", "workload")
 _NUM_PROMPTS, _INPUT_LEN, _OUTPUT_LEN, _CUSTOM_OUTPUT_LEN = 1000, 1024, 128, 256
@@ -40,7 +40,7 @@ _BELONGS_TO = {
     "data_dir": "workload",
     "set": "workload",
 }
-"""Flags that have an effect with one kind of dataset."""
+"""Flags that have an effect with only one kind of dataset."""
 
 
 def draw_arrivals(num_requests: int, rate: float, *, burstiness: float = 1.0, seed: int = 0) -> list[float]:
@@ -57,7 +57,7 @@ def draw_arrivals(num_requests: int, rate: float, *, burstiness: float = 1.0, se
 
 @dataclass(frozen=True)
 class Draw:
-    """What is wanted of a dataset."""
+    """A request to a dataset: how many requests, at which rate."""
 
     num_requests: int | None
     """`None`: as many as it has."""
@@ -71,7 +71,7 @@ class Draw:
 
 class Dataset(Protocol):
     def draw(self, wanted: Draw) -> list[ServedRequest]:
-        """The same for the same seed."""
+        """Draw the requests; the same seed gives the same ones."""
         ...
 
 
@@ -168,12 +168,12 @@ def _at_rate(requests: Sequence[ServedRequest], wanted: Draw) -> list[ServedRequ
 
 
 def at_once(work: Sequence[ServedRequest]) -> list[ServedRequest]:
-    """The same requests, each as early as it can be."""
+    """The same requests, each as early as it can be sent."""
     return [dataclasses.replace(request, arrival_s=0.0, think_s=0.0) for request in work]
 
 
 def add_dataset_flags(parser: argparse.ArgumentParser) -> None:
-    """Which requests. What is not given is `None`."""
+    """Add the flags that choose the requests. A flag that is not given is `None`."""
     group = parser.add_argument_group("work")
     group.add_argument(
         "--dataset-name",
@@ -245,14 +245,14 @@ def dataset_of(arguments: argparse.Namespace) -> Dataset:
 
 
 def burstiness_of(arguments: argparse.Namespace, rates: Sequence[float]) -> float:
-    """Between the requests of a load at these rates."""
+    """The burstiness of a load at these rates."""
     if arguments.burstiness is not None and all(map(math.isinf, rates)):
         raise ConfigError("--burstiness is about requests that come at a rate, and these come all at once.")
     return _BURSTINESS if arguments.burstiness is None else float(arguments.burstiness)
 
 
 def tokenizer_of(arguments: argparse.Namespace, dataset: Dataset) -> Tokenizer | None:
-    """For prompts that are texts, on their way to a server. An engine in this process has its own."""
+    """The tokenizer for prompts that are texts and go to a server. An engine in this process has its own."""
     path = getattr(arguments, "tokenizer", None)
     needs_one = isinstance(dataset, WorkloadDataset) and dataset.workload.needs_tokenizer
     if needs_one and path is None:
@@ -268,7 +268,7 @@ def tokenizer_of(arguments: argparse.Namespace, dataset: Dataset) -> Tokenizer |
 
 
 def new_seed() -> int:
-    """Another one each time, so that a server does not know the prompts from a run before; short enough to type."""
+    """A new seed each time, so that a server has no prompts of an earlier run cached; short enough to type."""
     return random.SystemRandom().randrange(1_000_000)
 
 
@@ -284,7 +284,7 @@ def _random_dataset(arguments: argparse.Namespace) -> RandomDataset:
 
 
 def _check_effects(arguments: argparse.Namespace, name: str) -> None:
-    """A flag that says nothing about this kind of dataset is a mistake."""
+    """`ConfigError` for a flag that has no effect on this kind of dataset."""
     for flag, kind in _BELONGS_TO.items():
         if getattr(arguments, flag) is not None and kind != name:
             raise ConfigError(

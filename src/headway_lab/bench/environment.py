@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 _IMPORTED_AT_S = time.perf_counter()
 _START_TIME_FIELD = 19
-"""Of /proc/self/stat after the command's name, counted from 0: clock ticks after boot at which the process began."""
+"""The field of /proc/self/stat after the command's name, counted from 0, with the clock ticks after boot at which the
+process began."""
 
 
 def device_name(device: str) -> str:
-    """Of a GPU its product name, of a CPU the model and how many cores this process has."""
+    """The product name of a GPU, or the model of a CPU and how many cores this process has."""
     if device.startswith("cuda"):
         import torch
 
@@ -35,7 +36,7 @@ def device_name(device: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what the numbers depend on."""
+    """The versions of the software that the numbers depend on."""
     import torch
 
     return {"headway": __version__, "torch": str(torch.__version__), "python": sys.version.split()[0]}
@@ -52,7 +53,7 @@ def _cpu_model() -> str:
 
 @dataclass(frozen=True)
 class StartUp:
-    """Seconds after the start of the process."""
+    """Times in seconds after the start of the process."""
 
     ready_s: float
     first_token_s: float
@@ -62,7 +63,7 @@ class StartUp:
 
 
 def seconds_since_start() -> float:
-    """Since this process began; where the system does not tell, since this module was imported."""
+    """Seconds since this process began; if the system does not report that, since this module was imported."""
     try:
         fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
         started_s = int(fields[_START_TIME_FIELD]) / os.sysconf("SC_CLK_TCK")
@@ -72,7 +73,7 @@ def seconds_since_start() -> float:
 
 
 def measure_start_up(engine: LLMEngine) -> StartUp:
-    """Call it as soon as the engine is there: one short request gives the first token."""
+    """Measure the times of a start. Call it as soon as the engine is ready: one short request gives the first token."""
     ready_s = seconds_since_start()
     engine.add_request("start-up", [0], SamplingParams(max_tokens=1, ignore_eos=True, detokenize=False))
     while engine.has_unfinished_requests():

@@ -24,8 +24,8 @@ takes part in o - 1 steps, and at the i-th of them has L + i tokens in the cache
 The ceilings, bytes moved by a copy and flops of a large matmul, are measured within a second rather than looked up, so
 that a floor means the same on a data-centre GPU and on two cores of a laptop.
 
-What the floor leaves out: prompts whose arithmetic could hide behind the bytes of a decode step, and caches too small
-for all requests. What it grants: perfect overlap of everything else.
+The floor ignores that the arithmetic of prompts could overlap with the bytes of a decode step, and that a cache may be
+too small for all requests. It assumes perfect overlap of everything else.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Ceilings:
     bandwidth_bytes_s: float
     """Bytes read plus bytes written by a copy."""
     flops_s: float
-    """Of a large square matmul, 2 flops per multiply-add."""
+    """Flops of a large square matmul, counted as 2 per multiply-add."""
     matmul_dtype: str = "bfloat16"
 
     def __str__(self) -> str:
@@ -63,12 +63,12 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Large enough to reach the ceiling, small enough for a second."""
+    """The sizes of a measurement: large enough to reach the ceiling, small enough for a second."""
 
     copy_bytes: int
     matmul_width: int
     num_runs: int
-    """The best of so many counts."""
+    """Runs of a measurement, of which the fastest counts."""
     calls_per_run: int
 
 
@@ -77,7 +77,8 @@ _CPU_SIZES = _Sizes(copy_bytes=2**26, matmul_width=1024, num_runs=6, calls_per_r
 
 
 def measure_ceilings(device_name: str, dtype_name: str) -> Ceilings:
-    """Measure. The matmul is in the number format that the model multiplies prompts in: the plan's `dtype` names it."""
+    """Measure the ceilings. The matmul is in the number format in which the model multiplies prompts, the plan's
+    `dtype`."""
     import torch
 
     device = torch.device(device_name)
@@ -161,7 +162,7 @@ class ModelCosts:
     kv_bytes_per_token: float
     linear_flops_per_token: float
     attention_flops_per_pair: float
-    """For one query and one key, over all layers and heads."""
+    """Flops for one query and one key, over all layers and heads."""
     output_flops: float
     """The output projection of one token."""
 
@@ -212,11 +213,11 @@ class Floor:
     decode_s: float
     prefill_s: float
     times: RoundTimes
-    """The same, in the form of a measured round."""
+    """The floor in the form of a measured round."""
 
 
 def work_floor(work: Work, costs: ModelCosts, ceilings: Ceilings, *, max_num_seqs: int) -> Floor:
-    """The floor of work that is all there at the start."""
+    """The floor of work whose requests are all there at the start."""
     steps = count_decode_steps(work, max_num_seqs)
     num_bytes = costs.weight_bytes * steps.num_steps + costs.kv_bytes_per_token * steps.num_cached_tokens
     decode_s = num_bytes / ceilings.bandwidth_bytes_s
@@ -228,7 +229,7 @@ def work_floor(work: Work, costs: ModelCosts, ceilings: Ceilings, *, max_num_seq
 
 
 def count_decode_steps(work: Work, max_num_seqs: int) -> DecodeSteps:
-    """Run the work step by step, without a model; stretches in which no request begins or ends are summed at once."""
+    """Count the work's steps without a model; stretches in which no request begins or ends are summed at once."""
     waiting = [
         (request.num_prompt_tokens, request.num_output_tokens - 1)
         for request in reversed(work)

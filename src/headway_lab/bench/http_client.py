@@ -1,10 +1,10 @@
 """A small HTTP/1.1 client for load: many streams at once on one event loop, each piece stamped when it arrives.
 
-General clients pass every event of a stream through several layers and a task switch; at thousands of tokens a second
-that is more work than the server's, and their queues are in the measured times. Here the transport's own callback looks
-at the clock and hands the bytes on. The parsers take bytes and know no sockets, so that every way to cut a response
-apart can be tested. They know what a load generator meets: one response after another on a connection, with a length,
-in chunks, or until its end.
+General clients pass every event of a stream through several layers and a task switch. At thousands of tokens a second
+that is more work than the server's, and the measured times include the client's queues. Here the transport's own
+callback reads the clock and passes the bytes on. The parsers take bytes and know no sockets, so every way to split a
+response can be tested. They support what a load generator meets: one response after another on a connection, with a
+length, in chunks, or until its end.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ _BLANK_LINE = b"\r\n\r\n"
 CONNECT_TIMEOUT_S = 30.0
 MAX_OPEN_FILES = 10_240
 OnBody = Callable[[bytes, float], None]
-"""(a piece of the body, when it came on `time.perf_counter`)"""
+"""Called with (a piece of the body, when it arrived on `time.perf_counter`)."""
 
 
 class BadResponseError(Exception):
-    """What came is not HTTP."""
+    """The bytes that arrived are not HTTP."""
 
 
 class ResponseParser:
-    """One response. `feed` takes bytes as they arrive and returns those of the body."""
+    """Parses one response. `feed` takes bytes as they arrive and returns those of the body."""
 
     def __init__(self) -> None:
         self.status = 0
-        """0 until the head is there."""
+        """The status; 0 until the head has arrived."""
         self.headers: dict[str, str] = {}
         self.is_complete = False
         self._buffer = bytearray()
         self._chunks: _ChunkDecoder | None = None
         self._num_left: int | None = None
-        """Bytes of the body that have not come, where its length is known."""
+        """Bytes of the body that have not arrived, if its length is known."""
 
     @property
     def keeps_alive(self) -> bool:
@@ -53,11 +53,11 @@ class ResponseParser:
 
     @property
     def has_begun(self) -> bool:
-        """Whether any byte of it has come."""
+        """Whether any byte of the response has arrived."""
         return bool(self.status or self._buffer)
 
     def feed(self, data: bytes) -> bytes:
-        """`BadResponseError` for what no HTTP server says."""
+        """Take bytes as they arrive; `BadResponseError` if they are not HTTP."""
         if self.status:
             return self._body(data)
         self._buffer += data
@@ -76,7 +76,7 @@ class ResponseParser:
         return self._body(rest)
 
     def end(self) -> bool:
-        """The connection has ended. Whether the response is whole."""
+        """Call it when the connection has ended; it returns whether the response is complete."""
         if self.status and self._chunks is None and self._num_left is None:
             self.is_complete = True
         return self.is_complete
@@ -113,8 +113,8 @@ class ResponseParser:
 
 
 class _ChunkDecoder:
-    """A body in chunks: each is its length in hexadecimal, a line end, so many bytes, a line end; one of length 0 ends
-    it, after which trailers may come."""
+    """Decodes a body in chunks. Each chunk is its length in hexadecimal, a line end, that many bytes, and a line end;
+    one of length 0 ends the body, after which trailers may come."""
 
     def __init__(self) -> None:
         self.is_complete = False
@@ -153,14 +153,14 @@ def _chunk_size(line: bytes) -> int:
 
 
 class EventParser:
-    """Server-sent events: gives the data of each one whose blank line has come."""
+    """Parses server-sent events, and returns the data of each event whose blank line has arrived."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
 
     def feed(self, body: bytes) -> list[bytes]:
-        """The events that are whole now."""
+        """Take a piece of the body; return the events that are complete now."""
         events = []
         *lines, self._rest = (self._rest + body).split(b"\n")
         for line in lines:
@@ -174,7 +174,7 @@ class EventParser:
 
 
 class ServerUnreachableError(HeadwayError):
-    """There is no server, or not one that answers as it should."""
+    """No server answers at this address, or it does not answer as it should."""
 
 
 @dataclass(frozen=True)
@@ -183,11 +183,11 @@ class Address:
     port: int
     is_tls: bool
     prefix: str
-    """What stands before every path."""
+    """The prefix of every path."""
 
     @classmethod
     def of(cls, url: str) -> Address:
-        """`ConfigError` if it is not one of HTTP."""
+        """Parse a URL; `ConfigError` if it is not one of HTTP."""
         parts = urlsplit(url)
         try:
             port = parts.port
@@ -206,7 +206,7 @@ class Address:
 
 @dataclass
 class Response:
-    """A response whose body has ended."""
+    """A complete response."""
 
     status: int
     headers: Mapping[str, str]
@@ -215,13 +215,13 @@ class Response:
 
 @dataclass
 class _Exchange:
-    """One request on a connection, until its response is whole."""
+    """One request on a connection, until its response is complete."""
 
     done: asyncio.Future[None]
     on_body: OnBody | None
     parser: ResponseParser = field(default_factory=ResponseParser)
     kept: list[bytes] = field(default_factory=list)
-    """The body, where there is no `on_body`."""
+    """The body, if there is no `on_body`."""
 
 
 class _Connection(asyncio.Protocol):
@@ -284,7 +284,7 @@ class _Connection(asyncio.Protocol):
 
 
 def allow_many_connections() -> None:
-    """Every stream is an open file, of which most systems allow 1,024 unless asked."""
+    """Raise the limit of open files, which is 1,024 on most systems: every stream is one."""
     try:
         import resource
     except ImportError:  # not a Unix
@@ -296,7 +296,7 @@ def allow_many_connections() -> None:
 
 
 class HttpClient:
-    """Requests to one server. Connections are used again; there are as many as requests at the same time."""
+    """Sends requests to one server. Connections are reused; there are as many as concurrent requests."""
 
     def __init__(self, address: Address, headers: Mapping[str, str] | None = None) -> None:
         self.address = address
@@ -313,8 +313,8 @@ class HttpClient:
     async def send(
         self, method: str, path: str, body: bytes | None = None, *, on_body: OnBody | None = None
     ) -> Response:
-        """One exchange. With `on_body`, the body of a response with status 200 goes there as it comes. `OSError` and
-        `BadResponseError` say what went wrong on the way."""
+        """Send a request and return its response. With `on_body`, the body of a response with status 200 is passed to
+        it as it arrives. Raises `OSError` and `BadResponseError` if the exchange fails."""
         request = self._request(method, path, body)
         connection, is_new = await self._connection()
         try:
@@ -344,7 +344,7 @@ class HttpClient:
         return head + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
 
     async def _connection(self) -> tuple[_Connection, bool]:
-        """(a connection, whether it is fresh)"""
+        """Return (a connection, whether it is new)."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_open:

@@ -1,11 +1,11 @@
 """Load on a server: each request goes out when it is due, whether or not the server keeps up (an open loop).
 
-Latencies count from the time a request was due, not from when this program got round to sending it. With
-`max_concurrency` some wait here for their turn; as in vLLM's benchmark that wait is not counted, so that a closed loop
-of so many clients can be measured too.
+Latencies count from the time a request was due, not from when this program sent it. With `max_concurrency` some
+requests wait here for their turn. As in vLLM's benchmark that wait is not counted, so that a closed loop of a fixed
+number of clients can be measured too.
 
-Meanwhile the server's Prometheus metrics are read for what its batch looks like. Headway and vLLM use the same names
-after their prefixes; llama.cpp has its own. A server without them is asked once.
+Meanwhile samples of the server's batch are read from its Prometheus metrics. Headway and vLLM use the same names after
+their prefixes; llama.cpp has different ones. A server without them is asked once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Send = Callable[[int, float, float], Awaitable[ServedTimeline]]
 
 
 async def sample_server(client: HttpClient, into: list[BatchSample], *, started_s: float, every_s: float) -> None:
-    """Until cancelled, or until the server has nothing to tell."""
+    """Sample the metrics until cancelled, or until the server turns out to have none."""
     while True:
         try:
             response = await client.send("GET", "/metrics")
@@ -56,7 +56,8 @@ async def sample_server(client: HttpClient, into: list[BatchSample], *, started_
 
 
 def read_metrics(text: str, at_s: float) -> BatchSample | None:
-    """`None` if the batch is not in it. Of several engines behind one address: sums, and the mean of the caches."""
+    """Read a sample from the metrics' text; `None` if the batch is not in it. For several engines behind one address it
+    has sums, and the mean of the caches."""
     found: dict[str, list[float]] = {}
     for line in text.splitlines():
         if line.startswith("#"):
@@ -84,23 +85,23 @@ class ServedRun:
 
     @property
     def errors(self) -> list[str]:
-        """Of the requests that failed, in order."""
+        """The errors of the requests that failed, in order."""
         return [timeline.error for timeline in self.timelines if timeline.error is not None]
 
     @property
     def num_short(self) -> int:
-        """Answers that have another number of tokens than asked for."""
+        """The number of answers with another number of tokens than asked for."""
         return sum(timeline.is_short for timeline in self.timelines)
 
     @property
     def late_s(self) -> float:
-        """How late this program sent its requests: the 99th percentile."""
+        """The 99th percentile of how late this program sent its requests."""
         return percentile([timeline.sent_s - timeline.arrival_s for timeline in self.timelines], 99)
 
 
 class Sender:
-    """Puts the requests of some work to one endpoint and reads their answers. Bodies are made before the first goes
-    out."""
+    """Sends the requests of some work to one endpoint and reads their answers. Bodies are made before the first is
+    sent."""
 
     def __init__(
         self, work: Sequence[ServedRequest], client: HttpClient, dialect: Dialect, *, endpoint: str, timeout_s: float
@@ -112,7 +113,7 @@ class Sender:
         self._timeout_s = timeout_s
 
     async def send(self, index: int, arrival_s: float, started_s: float) -> ServedTimeline:
-        """Send one request. Its timeline has the error, if there is one."""
+        """Send one request and return its timeline, which has the error if there is one."""
         request = self._work[index]
         timeline = ServedTimeline(arrival_s, request.num_prompt_tokens, request.num_output_tokens)
         timeline.sent_s = time.perf_counter() - started_s
@@ -154,8 +155,8 @@ async def offer(
     sample_every_s: float = 0.5,
     progress: Meter | None = None,
 ) -> ServedRun:
-    """Send the work at its times and wait for all answers. The server behind `sampled` is asked for its numbers
-    meanwhile, if it has any."""
+    """Send the work at its times and wait for all answers. Meanwhile the server of `sampled` is asked for its metrics,
+    if there is one."""
     load = _Load(work, send, max_concurrency, progress)
     gc.collect()
     samples: list[BatchSample] = []
@@ -193,7 +194,7 @@ class _Load:
         return [self._timelines[index] for index in range(len(self._work))]
 
     async def _until_next(self, started_s: float) -> None:
-        """Until a request is due, or one has ended that others wait for."""
+        """Wait until a request is due, or until one has ended that others wait for."""
         if not self._agenda:
             return
         wait_s = self._agenda.next_due_s - (time.perf_counter() - started_s)

@@ -1,4 +1,4 @@
-"""Flags of every benchmark under load: what it is put on, how the outcome is judged, and runs at rates.
+"""Flags of every benchmark under load: the server or engine, the targets of the outcome, and runs at rates.
 
 A flag that names a server chooses it. A flag that has no effect on what was chosen is refused.
 """
@@ -51,20 +51,21 @@ BACKENDS: Mapping[str, tuple[Literal["completions", "chat"], str]] = {
     "openai": ("completions", "/v1/completions"),
     "openai-chat": ("chat", "/v1/chat/completions"),
 }
-"""By the names that vLLM's command has for them: what is sent, and where to."""
+"""What is sent, and the path, by the names that vLLM's command has for backends."""
 _BACKEND = "openai"
 _TIMEOUT_S = 6 * 3600.0
 _SAMPLE_EVERY_S = 0.5
 _NAMES_A_SERVER = ("base_url", "host", "port", "api_key", "backend", "endpoint", "extra_body")
 _NEEDS_A_SERVER = ("max_concurrency", "ignore_eos", "plain_requests", "vocab_size", "request_timeout")
 _SERVER_TOO = ("model", "seed", "tokenizer")
-"""Options of the engine that mean something for a server: its model's name, and what prompts are made with."""
+"""Options of the engine that also apply to a server: its model's name, and the seed and tokenizer of prompts."""
 _TARGETS = ("ttft", "tpot", "e2el")
 
 
 def add_server_flags(parser: argparse.ArgumentParser, *, has_samples: bool = False) -> None:
-    """How a server is reached and talked to; its model and the seed apart, which other flags may bring. `has_samples`:
-    the command shows what the server says about its batch. What is not given is `None`."""
+    """Add the flags for the server: its address and how requests are sent to it, without its model and the seed, which
+    other flags may bring. `has_samples`: the command shows the server's metrics of its batch. A flag that is not given
+    is `None`."""
     default = ServerConfig()
     group = parser.add_argument_group("server")
     group.add_argument(
@@ -124,7 +125,7 @@ def add_server_flags(parser: argparse.ArgumentParser, *, has_samples: bool = Fal
 
 
 def add_warmup_flag(parser: argparse.ArgumentParser) -> None:
-    """For a server and for the engine."""
+    """Add the flag of the warm-up, for a server and for the engine."""
     parser.add_argument(
         "--num-warmups",
         type=count(0),
@@ -139,7 +140,7 @@ def backend_of(arguments: argparse.Namespace) -> str:
 
 
 def server_options(arguments: argparse.Namespace, *, model: str | None, temperature: float) -> ServerOptions:
-    """From the flags, and the key perhaps from the environment."""
+    """Read the options from the flags, and the key from the environment if there is no flag."""
     every_s = getattr(arguments, "sample_interval", 0.0)
     every_s = _SAMPLE_EVERY_S if every_s is None else every_s
     timeout_s = _TIMEOUT_S if arguments.request_timeout is None else arguments.request_timeout
@@ -167,15 +168,15 @@ def server_options(arguments: argparse.Namespace, *, model: str | None, temperat
 
 
 def names_a_server(arguments: argparse.Namespace) -> bool:
-    """Whether the load goes to a server."""
+    """Whether the flags choose a server."""
     return bool(_given(arguments, _NAMES_A_SERVER))
 
 
 def targets_of(
     arguments: argparse.Namespace, judging: Judging, settings: Sequence[dict[str, Any]] = ({},)
 ) -> list[Callable[[], Target]]:
-    """The server that the flags name, or else an engine for each of the settings over the options that were given.
-    Everything is checked here; a call connects or loads."""
+    """The server that the flags name, or else an engine for each of the settings over the given options. Everything is
+    checked here; calling a result connects to the server or loads the engine."""
     given = chosen(arguments, engine_flags())
     if names_a_server(arguments):
         by = _given(arguments, _NAMES_A_SERVER)[0]
@@ -222,7 +223,7 @@ def _base_url(arguments: argparse.Namespace) -> str:
 
 
 def _given(arguments: argparse.Namespace, names: Sequence[str]) -> list[str]:
-    """The flags of these that are on the command line."""
+    """Those of the named flags that are on the command line."""
     return [_flag(name) for name in names if getattr(arguments, name) is not None]
 
 
@@ -241,7 +242,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def add_probe_flags(parser: argparse.ArgumentParser, *, probe_seconds: float, min_requests: int) -> None:
-    """Everything about a run but its rate."""
+    """Add the flags of a run at a rate, except the rate."""
     parser.add_argument(
         "--probe-seconds",
         type=positive,
@@ -266,11 +267,11 @@ def add_probe_flags(parser: argparse.ArgumentParser, *, probe_seconds: float, mi
 
 @dataclass(frozen=True)
 class Probing:
-    """The work of runs at rates, and how much of it each has."""
+    """The work of runs at rates, and how much of it each run has."""
 
     dataset: Dataset
     tokenizer: Tokenizer | None
-    """For a server; an engine brings its own."""
+    """The tokenizer for a server; an engine has its own."""
     seed: int
     burstiness: float
     num_requests: int | None
@@ -281,8 +282,8 @@ class Probing:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, rates: Sequence[float] = (1.0,)) -> Probing:
-        """From the flags, with everything read and checked. The seed of a load on a server is another one each time,
-        unless it is given."""
+        """Read the flags and check everything. The seed of a load on a server is a new one each time, unless it is
+        given."""
         is_server = names_a_server(arguments)
         dataset = dataset_of(arguments)
         if arguments.num_prompts is not None and (arguments.probe_seconds or arguments.min_requests):
@@ -302,14 +303,14 @@ class Probing:
         )
 
     def num_requests_at(self, rate: float) -> int:
-        """As many as were asked for, or as fill the time."""
+        """The number of requests that was asked for, or that fills the time."""
         if self.num_requests is not None:
             return self.num_requests
         return self.min_requests if math.isinf(rate) else max(self.min_requests, math.ceil(rate * self.seconds))
 
     def run(self, target: Target, rate: float, title: str) -> Outcome:
-        """Run the work at a rate. Requests to a server have other contents at each rate, for the sake of its prefix
-        cache; an engine in this process is told to keep the runs apart, and gets the same ones."""
+        """Run the work at a rate. Requests to a server have different contents at each rate, because of its prefix
+        cache. An engine in this process keeps the runs apart, and gets the same requests."""
         seed = random.Random(f"{self.seed} {rate:g}").getrandbits(32) if self.is_server else self.seed
         wanted = Draw(self.num_requests_at(rate), rate, self.burstiness, seed, tokenizer=self.tokenizer)
         work = target.draw(self.dataset, wanted)
@@ -317,7 +318,7 @@ class Probing:
             return target.run(work, progress)
 
     def served_rate(self, target: Target) -> float:
-        """Requests a second, if all are there at once."""
+        """Requests served each second, if all are there at once."""
         wanted = Draw(self.num_requests_at(math.inf), math.inf, 1.0, self.seed, tokenizer=self.tokenizer)
         work = at_once(target.draw(self.dataset, wanted))
         with progress_bar(len(work), "all at once", is_shown=self.is_shown) as progress:
@@ -328,7 +329,7 @@ class Probing:
 
 
 def add_judging_flags(parser: argparse.ArgumentParser) -> None:
-    """Which targets decide the goodput."""
+    """Add the flags of the targets that decide the goodput."""
     parser.add_argument(
         "--goodput",
         nargs="+",
@@ -344,7 +345,7 @@ def judging_of(arguments: argparse.Namespace, percents: Sequence[float] = SHOWN_
 
 
 def parse_goodput(texts: Sequence[str]) -> Targets | None:
-    """`None` if nothing is promised."""
+    """Read the targets; `None` if there are none."""
     if not texts:
         return None
     found: dict[str, float] = {}

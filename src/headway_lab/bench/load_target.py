@@ -1,4 +1,4 @@
-"""What a load is put on. A server or the engine in this process: either gives the same kind of outcome."""
+"""The target of a load: a server or the engine in this process. Both give the same kind of outcome."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ class Outcome:
     samples: Sequence[BatchSample] = ()
     errors: Sequence[str] = ()
     late_s: float = 0.0
-    """How late requests were sent (99th percentile): what the load generator itself adds to latencies."""
+    """How late requests were sent (99th percentile), which the load generator itself adds to latencies."""
     num_short: int = 0
     """Answers with another number of tokens than asked for."""
 
 
 @dataclass(frozen=True)
 class Judging:
-    """How an outcome is summed up."""
+    """How the metrics of an outcome are computed."""
 
     targets: Targets | None = None
-    """For every request. `None`: those that requests bring along, if they do."""
+    """Targets for every request. `None`: the requests' own targets, if they have any."""
     percents: Sequence[float] = SHOWN_PERCENTILES
 
     def metrics(
         self, work: Sequence[ServedRequest], timelines: Sequence[RequestTimeline], duration_s: float
     ) -> OnlineMetrics:
-        """Of a run of this work."""
+        """The metrics of a run of this work."""
         targets = self.targets or own_targets([request.options for request in work])
         return OnlineMetrics.of(timelines, duration_s, targets=targets, percents=self.percents)
 
 
 class Target(Protocol):
-    """Something that answers requests."""
+    """A server or an engine that answers requests."""
 
     name: str
 
@@ -60,7 +60,7 @@ class Target(Protocol):
     def machine(self) -> str: ...
 
     def draw(self, dataset: Dataset, wanted: Draw) -> list[ServedRequest]:
-        """Requests that it can take; vocabulary and tokenizer are its own."""
+        """Draw requests that the target can take, with its own vocabulary and tokenizer."""
         ...
 
     def run(self, work: Sequence[ServedRequest], progress: Meter | None = None) -> Outcome:
@@ -68,19 +68,19 @@ class Target(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what it holds; it is not used again."""
+        """Release what it holds; it is not used again."""
         ...
 
 
 def alike(work: Sequence[ServedRequest], number: int) -> list[ServedRequest]:
-    """Requests like the first ones, all at once; their contents are others, or the prefix cache would know the measured
-    ones."""
+    """`number` requests like the first ones, all at once. They have different contents, or else the prefix cache would
+    have those of the measured ones."""
     rng = random.Random("warm-up")
     return [_like(work[place % len(work)], rng) for place in range(number)]
 
 
 def _like(request: ServedRequest, rng: random.Random) -> ServedRequest:
-    """At once, of the same length, with other contents."""
+    """A request of the same length without an arrival time, with different contents."""
     if isinstance(request.prompt, str):
         return ServedRequest(f"{rng.getrandbits(32):x} {request.prompt}", request.num_output_tokens)
     highest = max(request.prompt, default=0)
@@ -111,8 +111,8 @@ class EngineTarget:
         return dataset.draw(dataclasses.replace(wanted, vocab_size=vocab_size, tokenizer=self._engine.tokenizer))
 
     def run(self, work: Sequence[ServedRequest], progress: Meter | None = None) -> Outcome:
-        """Every run has a salt of its own: requests share prefixes with each other, not with those of earlier runs. The
-        first one is preceded by the warm-up."""
+        """Run the work. Every run has a new salt: its requests share prefixes with each other, not with those of
+        earlier runs. The first run is preceded by the warm-up."""
         if not self._num_runs and self._num_warmups:
             self._replay(alike(work, self._num_warmups))
         done = self._replay(work, progress)

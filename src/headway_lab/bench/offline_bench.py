@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 SCENARIO_TEMPERATURE = 0.6
 
 PLAIN_TEMPERATURE = 1.0
-"""Of runs without a scenario, as vLLM's."""
+"""The temperature of runs without a scenario, which is vLLM's."""
 
 ResultOf = Callable[[Sequence[RoundTimes]], dict[str, Any]]
 
@@ -63,7 +63,7 @@ LATENCY_MEASURES: Sequence[Measure] = (
     Measure("ms_per_token", "ms/token", _pace_ms, False, 3),
     OUTPUT_RATE,
 )
-"""`ms/token` is the pace of decoding: from the first to the last token, over the tokens after the first."""
+"""`ms/token` is the pace of decoding: the time from the first to the last token, over the tokens after the first."""
 
 THROUGHPUT_MEASURES: Sequence[Measure] = (
     Measure("elapsed_s", "elapsed s", lambda times: times.elapsed_s, False, 3),
@@ -74,12 +74,12 @@ THROUGHPUT_MEASURES: Sequence[Measure] = (
 
 
 def values_json(measures: Sequence[Measure], times: RoundTimes) -> dict[str, float | None]:
-    """The numbers of one round, or of the floor, by key."""
+    """The numbers of one round, or of the floor, by their keys."""
     return {measure.key: measure.of(times) for measure in measures}
 
 
 def ratios_json(measures: Sequence[Measure], times: RoundTimes, floor: RoundTimes) -> dict[str, float | None]:
-    """The ratios of one round, by key."""
+    """The ratios of one round to the floor, by their keys."""
     return {measure.key: measure.ratio(times, floor) for measure in measures}
 
 
@@ -97,7 +97,7 @@ class Scenario:
 
     @property
     def summary(self) -> str:
-        """What it is, in a line."""
+        """A description in one line."""
         plural = "s" if self.num_requests != 1 else ""
         arrivals = ", arriving as in a trace" if self.is_online else ""
         return f"{self.num_requests:,} request{plural}, {self.input_len} in, {self.output_len} out{arrivals}"
@@ -105,7 +105,7 @@ class Scenario:
     def draw(
         self, seed: int, vocab_size: int, *, trace: str | None = None, speedup: float = TraceLimits.speedup
     ) -> list[BenchRequest]:
-        """The requests. An online scenario needs the file of its trace."""
+        """Draw the requests. An online scenario needs the file of its trace."""
         rng = random.Random(seed)
         if self.is_online:
             if trace is None:
@@ -137,12 +137,12 @@ SCENARIOS: Mapping[str, Scenario] = {
 }
 
 LATENCY_SCENARIOS = ("b1", "b64")
-"""Those that make one batch of equal requests."""
+"""The scenarios that make one batch of equal requests."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A benchmark as the command line asks for it."""
+    """A benchmark as the command line describes it."""
 
     title: str
     draw: Callable[[int, int], list[BenchRequest]]
@@ -152,7 +152,7 @@ class Job:
     num_warmup_rounds: int
     measures: Sequence[Measure]
     result: ResultOf
-    """The keys that vLLM's command writes, from the measured rounds."""
+    """Makes the keys that vLLM's command writes, from the measured rounds."""
 
     @property
     def temperature(self) -> float:
@@ -160,7 +160,7 @@ class Job:
 
 
 def add_common_flags(parser: argparse.ArgumentParser, scenarios: Sequence[str]) -> None:
-    """Flags of every benchmark, and those of the engine."""
+    """Add the flags that every benchmark has, and those of the engine."""
     summaries = "; ".join(f"{name}: {SCENARIOS[name].summary}" for name in scenarios)
     parser.add_argument("--scenario", choices=scenarios, help=f"A fixed measurement. {summaries}.")
     parser.add_argument("--output-json", metavar="FILE", help="Write the result here.")
@@ -172,7 +172,7 @@ def add_common_flags(parser: argparse.ArgumentParser, scenarios: Sequence[str]) 
 
 
 def chosen_scenario(arguments: argparse.Namespace, fixed: Sequence[str]) -> Scenario | None:
-    """The scenario, if one was named. It fixes the work: flags that describe work cannot be given beside it."""
+    """The scenario, if one was named. It fixes the work, so flags that describe work are refused beside it."""
     if arguments.scenario is None:
         return None
     for name in fixed:
@@ -234,7 +234,7 @@ def run_job(arguments: argparse.Namespace, job: Job) -> int:
 
 @dataclass(frozen=True)
 class _Run:
-    """A benchmark whose engine is ready and whose work is drawn."""
+    """A benchmark whose engine is loaded and whose work is drawn."""
 
     arguments: argparse.Namespace
     job: Job
@@ -245,7 +245,7 @@ class _Run:
     console: Console
 
     def batch(self) -> int:
-        """Rounds in which everything is there at once."""
+        """Run rounds in which everything is there at once, and return the exit code."""
         from headway_lab.bench.floors import planned_costs, work_floor
         from headway_lab.bench.offline_report import print_rounds
         from headway_lab.bench.replay import run_round
@@ -272,7 +272,7 @@ class _Run:
         return 0
 
     def online(self) -> int:
-        """Rounds in which requests arrive as in a trace."""
+        """Run rounds in which requests arrive as in a trace, and return the exit code."""
         from headway_lab.bench.floors import planned_costs, timeline_alone
         from headway_lab.bench.offline_report import print_online
         from headway_lab.bench.online_metrics import OnlineMetrics
@@ -310,7 +310,7 @@ class _Run:
             return [run_one(progress=progress) for _ in range(num_measured)]
 
     def _finish(self, result: dict[str, Any], run_one: Callable[..., Any], num_steps: int) -> None:
-        """Write the result first: a profile that fails must not take it along."""
+        """Write the result, then the profile: a profile that fails must not lose the result."""
         if self.arguments.output_json is not None:
             write_json(self.arguments.output_json, result | {"setting": self.setting.as_json()})
         if self.arguments.profile is not None:
@@ -327,7 +327,8 @@ class _Run:
 
 
 def _engine_config(arguments: argparse.Namespace, scenario: Scenario | None) -> EngineConfig:
-    """The engine's options: those given, over the scenario's, over what a shape without weights needs."""
+    """The engine's options: the given ones override the scenario's, and these override those that a shape without
+    weights needs."""
     given = chosen(arguments, engine_flags())
     # Every round has the same prompts: with a prefix cache only the first would measure their computation.
     defaults: dict[str, Any] = {"enable_prefix_caching": False, **OFFLINE_OPTIONS}
@@ -337,7 +338,7 @@ def _engine_config(arguments: argparse.Namespace, scenario: Scenario | None) -> 
 
 
 def _notes(engine: LLMEngine) -> list[str]:
-    """What sets this measurement apart from others of its name."""
+    """Notes on how this measurement differs from others of its name."""
     notes = []
     highest = highest_token_id(engine.model_config.vocab_size)
     if highest < HIGHEST_TOKEN_ID:
@@ -348,5 +349,5 @@ def _notes(engine: LLMEngine) -> list[str]:
 
 
 def _unevenness(metrics: OnlineMetrics) -> float:
-    """What the best replay has least of."""
+    """The P99 of the time between tokens, in which the best replay is the lowest."""
     return metrics.itl.percentiles[99]

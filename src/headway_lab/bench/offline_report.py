@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setting:
-    """Everything about a measurement that is not its result."""
+    """The conditions of a measurement, without its result."""
 
     model: str
     device: str
@@ -43,7 +43,7 @@ class Setting:
 def describe_setting(
     engine: LLMEngine, *, model: str, work: str, notes: Sequence[str], start_up: StartUp, ceilings: Ceilings
 ) -> Setting:
-    """Read off the engine what a reader of the result must know."""
+    """Read from the engine what a reader of the result must know."""
     import torch
 
     plan, limits = engine.plan, engine.config.scheduler
@@ -91,7 +91,7 @@ def print_setting(console: Console, title: str, setting: Setting) -> None:
 def print_rounds(
     console: Console, measures: Sequence[Measure], rounds: Sequence[RoundTimes], floor: RoundTimes
 ) -> None:
-    """A row for each round, then the best, the floor and the ratio."""
+    """Print a row for each round, then the best, the floor and the ratio."""
     best = best_of(rounds)
     table = _table("round", *(measure.title for measure in measures))
     for number, times in enumerate(rounds, start=1):
@@ -105,7 +105,7 @@ def print_rounds(
 
 
 def print_online(console: Console, metrics: OnlineMetrics, floor: OnlineMetrics, *, title: str) -> None:
-    """Latencies by percentile, each with what a request alone on the machine would see at its floor."""
+    """Print latencies by percentile, each beside the floor's latency of a request that is alone on the machine."""
     percentiles = [f"P{percent}" for percent in SHOWN_PERCENTILES]
     table = _table(title, "mean", *percentiles, "max", "floor P50", "ratio P50")
     names = {"ttft": "TTFT ms", "tpot": "TPOT ms", "itl": "ITL ms", "e2el": "E2E ms"}

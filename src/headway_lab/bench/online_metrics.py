@@ -55,12 +55,12 @@ NEITHER_IS_BETTER = frozenset(
     }
 )
 SARATHI = ("p99_itl_ms=100", "p50_ttft_ms=2000")
-"""Sarathi-Serve's capacity: the 99th percentile of the time between tokens is bounded, and so is the median delay until
-a request begins (here with its prompt's computation in it)."""
+"""Sarathi-Serve's objectives of capacity: the 99th percentile of the time between tokens is bounded, and so is the
+median delay until a request begins (here with the computation of its prompt in it)."""
 
 
 def is_thin(percent: float, num_requests: int) -> bool:
-    """Whether so few requests have no such percentile to speak of: it is their largest value, or nearly."""
+    """Whether there are too few requests for this percentile, which is then their largest value, or nearly."""
     return percent < 100 and num_requests * (100 - percent) < 100
 
 
@@ -86,7 +86,8 @@ class Distribution:
 
     @classmethod
     def of_seconds(cls, values: Sequence[float], percents: Sequence[float] = SHOWN_PERCENTILES) -> Distribution:
-        """Of latencies in seconds; all `nan` if there are none. `percents` must have 50 and 99 in it."""
+        """A distribution of latencies in seconds; all values are `nan` if there are none. `percents` must have 50 and
+        99 in it."""
         ms = [1000 * value for value in values]
         return cls(
             mean=statistics.fmean(ms) if ms else math.nan,
@@ -97,12 +98,12 @@ class Distribution:
 
     @property
     def p99_over_p50(self) -> float:
-        """How long the tail is; 1 if all are alike."""
+        """The ratio of P99 to P50; 1 if all values are equal."""
         median = self.percentiles[50]
         return self.percentiles[99] / median if median else math.nan
 
     def as_json(self, name: str) -> dict[str, float | None]:
-        """Under the keys that vLLM's serving benchmark uses, and some more of the same form."""
+        """The values under the keys that vLLM's serving benchmark uses, and some more of the same form."""
         keys = {"mean": self.mean, "median": self.percentiles[50], "std": self.std}
         keys |= {f"p{percent:g}": value for percent, value in self.percentiles.items()}
         keys["max"] = self.max
@@ -112,12 +113,13 @@ class Distribution:
 
 @dataclass(frozen=True)
 class OnlineMetrics:
-    """What came of a run. Lost requests are counted, and left out of the rest."""
+    """The results of a run. Lost requests are counted, and left out of the other numbers."""
 
     ttft: Distribution
     tpot: Distribution
     itl: Distribution
-    """Between the times at which tokens came. A server may send several tokens at once: see `tokens_per_event`."""
+    """Gaps between the times at which tokens arrived. A server may send several tokens at once: see
+    `tokens_per_event`."""
     e2el: Distribution
     duration_s: float
     num_completed: int
@@ -126,16 +128,16 @@ class OnlineMetrics:
     num_output_tokens: int
     num_preemptions: int
     num_cached_tokens: int | None
-    """Prompt tokens that came from the prefix cache; `None` if no request tells."""
+    """Prompt tokens that came from the prefix cache; `None` if no request reports them."""
     tokens_per_event: float
-    """1 unless tokens come several at a time."""
+    """Above 1 if several tokens arrive at a time."""
     peak_output_tok_s: float
-    """In the best second."""
+    """Output tokens in the best second."""
     peak_in_flight: int
     num_good: int | None = None
-    """Completed requests that met every target; `None` if nothing was promised."""
+    """Completed requests that met every target; `None` if there were no targets."""
     offered_s: float | None = None
-    """Requests that came each second, while they came; `None` if all were there at once."""
+    """Requests that arrived each second, until the last arrival; `None` if all were there at once."""
 
     @classmethod
     def of(
@@ -146,8 +148,8 @@ class OnlineMetrics:
         targets: Targets | Sequence[Targets] | None = None,
         percents: Sequence[float] = SHOWN_PERCENTILES,
     ) -> OnlineMetrics:
-        """Sum up the timelines of a run. With `targets` (of all requests, or of each) it has a goodput. `percents` are
-        more percentiles than the usual ones."""
+        """The metrics of a run's timelines. With `targets` (of all requests, or of each) they have a goodput.
+        `percents` are percentiles besides the usual ones."""
         done = [timeline for timeline in timelines if timeline.is_complete]
         wanted = sorted({*SHOWN_PERCENTILES, *percents})
         num_events = sum(len(timeline.token_times_s) for timeline in done)
@@ -190,34 +192,35 @@ class OnlineMetrics:
 
     @property
     def good_share(self) -> float | None:
-        """The part of all requests that met every target; one that was lost met none."""
+        """The share of all requests that met every target; a lost request met none."""
         num_requests = self.num_completed + self.num_lost
         return None if self.num_good is None or not num_requests else self.num_good / num_requests
 
     @property
     def cached_share(self) -> float | None:
-        """The part of all prompt tokens that came from the prefix cache."""
+        """The share of all prompt tokens that came from the prefix cache."""
         known = self.num_cached_tokens is not None and self.num_input_tokens
         return self.num_cached_tokens / self.num_input_tokens if known else None  # type: ignore[operator]
 
     @property
     def itl_p99_over_p50(self) -> float:
-        """How uneven the flow of tokens is; 1 is a metronome."""
+        """How uneven the gaps between tokens are; 1 if all are equal."""
         return self.itl.p99_over_p50
 
     def percentile_text(self, name: str, percent: float, digits: int = 1) -> str:
-        """Of a latency by its short name, in milliseconds, marked if there are too few requests for it."""
+        """A percentile of the latency of this short name, in milliseconds, marked if there are too few requests for
+        it."""
         value = self.latencies[name].percentiles[percent]
         return f"{value:,.{digits}f}{THIN_MARK if is_thin(percent, self.num_completed) else ''}"
 
     @property
     def thin_note(self) -> str:
-        """The footnote of P99s that are marked; "" if they are not."""
+        """The footnote of marked P99s; "" if there are none."""
         return thin_note(self.num_completed)
 
     @property
     def latencies(self) -> dict[str, Distribution]:
-        """By the short names that the keys use."""
+        """The distributions by the short names that the keys use."""
         return {"ttft": self.ttft, "tpot": self.tpot, "itl": self.itl, "e2el": self.e2el}
 
     def as_json(self) -> dict[str, float | None]:
@@ -247,7 +250,7 @@ class OnlineMetrics:
 
 
 def _spread(values: Sequence[float]) -> float:
-    """The standard deviation; in floating point, since exact fractions of a million gaps take minutes."""
+    """The standard deviation, in floating point, since exact fractions of a million gaps take minutes."""
     if not values:
         return math.nan
     mean = statistics.fmean(values)
@@ -260,7 +263,7 @@ def _sum_of_known(values: Sequence[int | None]) -> int | None:
 
 
 def _or_none(value: float) -> float | None:
-    """JSON has no word for a number that is none."""
+    """The value, or `None` if it is not finite: JSON has no other way to write that."""
     return value if math.isfinite(value) else None
 
 
@@ -273,11 +276,11 @@ class Objective:
 
     @property
     def is_floor(self) -> bool:
-        """Whether the bound is to be reached, not kept below."""
+        """Whether the value must reach the bound instead of staying below it."""
         return self.key in HIGHER_IS_BETTER
 
     def is_met(self, result: Mapping[str, float | None]) -> bool:
-        """At the bound is met; a number that is not there is not."""
+        """Whether a result meets the objective. A value equal to the bound does; a missing value does not."""
         value = result.get(self.key)
         if value is None:
             return False
@@ -288,7 +291,7 @@ class Objective:
 
 
 def parse_objective(text: str) -> Objective:
-    """From `KEY=BOUND`. `ConfigError` names the key that was probably meant."""
+    """Read `KEY=BOUND`. `ConfigError` names the key that was probably meant."""
     key, _, number = text.partition("=")
     known = tuple(key for key in result_keys() if key not in NEITHER_IS_BETTER)
     if key not in known:
@@ -301,7 +304,7 @@ def parse_objective(text: str) -> Objective:
 
 
 def missed(objectives: Sequence[Objective], result: Mapping[str, float | None]) -> list[Objective]:
-    """Those that a result does not meet."""
+    """The objectives that a result does not meet."""
     return [objective for objective in objectives if not objective.is_met(result)]
 
 

@@ -1,8 +1,8 @@
 """Work on an engine in this process: all of it at once (a round), or each request at its own time (a replay).
 
-One thread does everything: it adds the requests that are due, steps the engine, and looks at the clock when the step's
-tokens are there. While nothing runs it sleeps until the next arrival. The turns of a conversation follow each other:
-turn k is due `think_s` after the end of turn k - 1, and not before its own arrival time.
+One thread does everything: it adds the requests that are due, steps the engine, and reads the clock when the step's
+tokens are there. While no request runs, it sleeps until the next arrival. The turns of a conversation follow each
+other: turn k is due `think_s` after the end of turn k - 1, and not before its own arrival time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Timed(Protocol):
-    """A request, as far as its time goes; the fields are those of `BenchRequest`."""
+    """The times of a request; the fields are those of `BenchRequest`."""
 
     @property
     def arrival_s(self) -> float: ...
@@ -57,23 +57,23 @@ class Agenda:
         heapq.heapify(self._due)
 
     def __len__(self) -> int:
-        """How many have not been taken, those included whose time is not known yet."""
+        """The number of requests that have not been taken, including those whose time is not known yet."""
         return self._num_left
 
     @property
     def next_due_s(self) -> float:
-        """When the next one with a time is due; infinity while all wait for others."""
+        """When the next request with a known time is due; infinity while all wait for others."""
         return self._due[0][0] if self._due else float("inf")
 
     def take_due(self, now_s: float) -> Iterator[tuple[int, float]]:
-        """Those that are due, in order of their times: (number, when it was due)."""
+        """Yield the due requests in order of their times: (number, when it was due)."""
         while self._due and self._due[0][0] <= now_s:
             due_s, index = heapq.heappop(self._due)
             self._num_left -= 1
             yield index, due_s
 
     def ended(self, index: int, at_s: float) -> None:
-        """A request has ended: those that follow it have a time now."""
+        """A request has ended, so those that follow it have a time now."""
         for follower in self._followers.pop(index, ()):
             request = self._work[follower]
             heapq.heappush(self._due, (max(request.arrival_s, at_s + request.think_s), follower))
@@ -87,7 +87,7 @@ class Round:
 
 
 def sampling_params(request: BenchRequest, temperature: float) -> SamplingParams:
-    """Exactly as many tokens as the work says, and no text."""
+    """Parameters that generate exactly as many tokens as the work says, and no text."""
     return SamplingParams(
         n=request.num_choices,
         temperature=temperature,
@@ -98,7 +98,7 @@ def sampling_params(request: BenchRequest, temperature: float) -> SamplingParams
 
 
 def check_room(work: Work, max_model_len: int) -> None:
-    """Refuse work that the engine would cut short, before any of it runs."""
+    """Refuse work that the engine would cut short, before any request runs."""
     longest = max(request.num_prompt_tokens + request.num_output_tokens for request in work)
     if longest > max_model_len:
         raise ConfigError(
@@ -174,13 +174,13 @@ class Replay:
     duration_s: float
     num_steps: int
     samples: Sequence[BatchSample] = ()
-    """How the batch stood after steps, thinned."""
+    """The batch after steps, thinned."""
     errors: Mapping[str, str] = field(default_factory=dict)
-    """Why requests have failed, by their number."""
+    """The errors of failed requests, by their number."""
 
     @property
     def num_lost(self) -> int:
-        """Requests that did not get exactly their tokens."""
+        """The number of requests that did not get exactly their tokens."""
         return sum(not timeline.is_complete for timeline in self.timelines)
 
 

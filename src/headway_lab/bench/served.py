@@ -1,8 +1,8 @@
 """A request to a server and what came back: the body that is sent, and the events that are read.
 
-Tokens are not seen, only events, and a server may put several tokens into one (or none, while a character is not
-whole). So times are those of events with text, and the number of tokens is what the server says in `usage`; where it
-says nothing, events are counted.
+A client sees events, not tokens, and a server may put several tokens into one event (or none, while a character is
+incomplete). So times are those of events with text, and the number of tokens comes from the server's `usage`; if that
+is missing, events are counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True)
 class ServedRequest:
-    """One request as it is going to be sent. The times are those of `BenchRequest`."""
+    """A request that is going to be sent. The times are those of `BenchRequest`."""
 
     prompt: Prompt
     """Text, or token ids."""
@@ -38,7 +38,7 @@ class ServedRequest:
 
     @classmethod
     def of(cls, request: BenchRequest, prompt: Prompt | None = None) -> ServedRequest:
-        """The same request, with its ids or with this text in their place."""
+        """The same request, with its ids or with this text as its prompt."""
         if request.num_choices != 1:
             raise ConfigError("A load on a server has one answer for each request.")
         return cls(
@@ -52,13 +52,13 @@ class ServedRequest:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """0 if only the server can tell."""
+        """The number of prompt tokens; 0 if only the server knows it."""
         return 0 if isinstance(self.prompt, str) else len(self.prompt)
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How requests are put to a server."""
+    """The form in which requests are sent to a server."""
 
     kind: Literal["completions", "chat"]
     model: str
@@ -66,7 +66,7 @@ class Dialect:
     ignore_eos: bool = False
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     is_plain: bool = False
-    """Whether what requests say about their scheduling is kept from the server."""
+    """Whether the requests' scheduling options are left out."""
 
     def body(self, request: ServedRequest) -> bytes:
         """The JSON of a request."""
@@ -89,8 +89,8 @@ class Dialect:
 
 
 def shared_share(work: Sequence[ServedRequest]) -> float:
-    """The part of the prompts that others of the same work begin with, too: what a prefix cache can find without having
-    seen them before. Of ids in tokens, of texts in characters."""
+    """The share of the prompts that others of the same work begin with, too: what a prefix cache can find without
+    having seen them before. It is counted in tokens for ids and in characters for texts."""
     texts = sorted(request.prompt for request in work if isinstance(request.prompt, str))
     ids = sorted(list(request.prompt) for request in work if not isinstance(request.prompt, str))
     num_shared = _num_shared(texts) + _num_shared(ids)
@@ -98,7 +98,7 @@ def shared_share(work: Sequence[ServedRequest]) -> float:
 
 
 def _num_shared(ordered: Sequence[Prompt]) -> int:
-    """In order, what a prompt shares with any before it is what it shares with the one right before it."""
+    """The length shared with earlier prompts. In sorted order, a prompt shares most with the one right before it."""
     total = 0
     for one, other in itertools.pairwise(ordered):
         total += len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other))))
@@ -110,10 +110,10 @@ class ServedTimeline(RequestTimeline):
     """The life of a request as its client sees it. `token_times_s` are those of events with text."""
 
     sent_s: float = 0.0
-    """When it went out; later than `arrival_s` by as much as this program was late."""
+    """When the request was sent; later than `arrival_s` by as much as this program was late."""
     num_reported_tokens: int | None = None
     finished_s: float | None = None
-    """When the event came that gives the reason of the end, or the failure."""
+    """When the event with the reason of the end, or the failure, arrived."""
     error: str | None = None
 
     @property
@@ -122,12 +122,12 @@ class ServedTimeline(RequestTimeline):
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has its answer. A shorter one than asked for is an answer too: models end when they want."""
+        """Whether it has its answer. A shorter answer than asked for counts, since models end when they want."""
         return self.error is None and bool(self.token_times_s)
 
     @property
     def is_short(self) -> bool:
-        """Whether it is complete with another number of tokens than asked for."""
+        """Whether it is complete, but has another number of tokens than asked for."""
         return self.is_complete and self.num_output_tokens != self.num_wanted_tokens
 
     @property
@@ -136,7 +136,7 @@ class ServedTimeline(RequestTimeline):
 
 
 class AnswerReader:
-    """Writes down in a timeline what comes, with times after `started_s`."""
+    """Writes the events of a stream into a timeline, with times after `started_s`."""
 
     def __init__(self, timeline: ServedTimeline, started_s: float) -> None:
         self._timeline = timeline
@@ -145,7 +145,7 @@ class AnswerReader:
         self._has_finished = False
 
     def feed(self, body: bytes, at_s: float) -> None:
-        """A piece of the stream, and when it came."""
+        """Take a piece of the stream, and the time when it arrived."""
         for payload in self._events.feed(body):
             if payload == b"[DONE]":
                 self._has_finished = True
@@ -153,7 +153,7 @@ class AnswerReader:
                 self._read(payload, at_s - self._started_s)
 
     def end(self) -> None:
-        """The stream has ended well as far as HTTP goes."""
+        """The HTTP response has ended without an error."""
         timeline = self._timeline
         if timeline.error is None and not self._has_finished:
             timeline.error = "the stream ended without a reason"
@@ -189,7 +189,7 @@ def _has_text(choice: dict[str, Any]) -> bool:
 
 
 def error_text(answer: Any) -> str:
-    """What an answer says went wrong, on one line."""
+    """The error in an answer, on one line."""
     error = answer.get("error", answer) if isinstance(answer, dict) else answer
     message = error.get("message", error) if isinstance(error, dict) else error
     return " ".join(str(message).split())[:MAX_ERROR_CHARS]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MAX_DETOKENIZING = 16
 ASK_TIMEOUT_S = 10.0
-"""A server that takes longer to name its model is not well, or is none."""
+"""A server that takes longer to name its model is not healthy, or there is none."""
 
 _T = TypeVar("_T")
 
@@ -43,7 +43,7 @@ class ServerFacts:
 
 
 async def ask_facts(client: HttpClient, model: str | None = None) -> ServerFacts:
-    """From /v1/models: the named model, or the first one. `ServerUnreachableError` says what is wrong."""
+    """Ask /v1/models for the named model, or the first one. `ServerUnreachableError` says what is wrong."""
     where = f"http{'s' if client.address.is_tls else ''}://{client.address.host_header}{client.address.prefix}"
     try:
         async with asyncio.timeout(ASK_TIMEOUT_S):
@@ -77,7 +77,7 @@ def _cards(body: bytes) -> list[dict[str, Any]]:
 
 
 async def texts_of(client: HttpClient, prompts: Sequence[Sequence[int]], model: str) -> list[str]:
-    """The texts of token ids, from the server's own tokenizer (/detokenize)."""
+    """The texts of token ids, by the server's own tokenizer (/detokenize)."""
     seats = asyncio.Semaphore(MAX_DETOKENIZING)
 
     async def text_of(ids: Sequence[int]) -> str:
@@ -102,7 +102,7 @@ async def texts_of(client: HttpClient, prompts: Sequence[Sequence[int]], model: 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """How to reach a server, and how to talk to it."""
+    """How to reach a server, and how to send requests to it."""
 
     base_url: str
     kind: Literal["completions", "chat"] = "completions"
@@ -113,11 +113,11 @@ class ServerOptions:
     ignore_eos: bool = False
     extra_body: dict[str, Any] = field(default_factory=dict)
     is_plain: bool = False
-    """Requests say nothing about their scheduling."""
+    """Whether requests leave out their scheduling options."""
     max_concurrency: int | None = None
     timeout_s: float = 6 * 3600.0
     sample_every_s: float = 0.5
-    """0: its metrics are not asked for."""
+    """The interval at which metrics are read; 0: never."""
     num_warmups: int = 0
     vocab_size: int | None = None
 
@@ -126,7 +126,7 @@ class ServerTarget:
     """A server with OpenAI's API."""
 
     def __init__(self, options: ServerOptions, judging: Judging | None = None) -> None:
-        """Asks the server for its model. `ServerUnreachableError` if it does not answer."""
+        """Ask the server for its model. `ServerUnreachableError` if it does not answer."""
         self.options = options
         self._judging = judging or Judging()
         self._address = Address.of(options.base_url)
@@ -142,7 +142,7 @@ class ServerTarget:
         return work
 
     def run(self, work: Sequence[ServedRequest], progress: Meter | None = None) -> Outcome:
-        """The first run is preceded by the warm-up."""
+        """Run the work. The first run is preceded by the warm-up."""
         run = run_async(self._run(work, progress))
         return Outcome(
             self._judging.metrics(work, run.timelines, run.duration_s),
@@ -154,11 +154,11 @@ class ServerTarget:
         )
 
     def close(self) -> None:
-        """Nothing is held between runs."""
+        """Do nothing, since no connection is kept between runs."""
 
     @property
     def machine(self) -> str:
-        """The server, and where its load comes from."""
+        """The server, and where its load is generated."""
         return f"server at {self.options.base_url}, load from {device_name('cpu')}"
 
     async def _ask(self) -> ServerFacts:
@@ -224,7 +224,7 @@ class ServerTarget:
 
 
 def run_async(work: Coroutine[Any, Any, _T]) -> _T:
-    """On an event loop of its own; on uvloop's where there is one, which is faster."""
+    """Run on a new event loop; on uvloop's, which is faster, if it is installed."""
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
         return runner.run(work)
 

@@ -127,7 +127,7 @@ def online_page(
 
 
 def target_lines(targets: Mapping[str, Targets], *names: str) -> dict[str, float]:
-    """Milliseconds of the targets of these names (ttft, tpot, e2e), to be drawn as lines."""
+    """The targets of these names (ttft, tpot, e2e) in milliseconds, to be drawn as lines."""
     found: dict[str, float] = {}
     for class_name, each in targets.items():
         for name in names:

@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Targets:
-    """What is promised to a request; `None`: nothing."""
+    """The targets of a request; `None`: no target."""
 
     ttft_s: float | None = None
-    """Its first token so long after its arrival, at most."""
+    """Most seconds from its arrival to its first token."""
     tpot_s: float | None = None
-    """Mean time of its later tokens, at most."""
+    """Most seconds of its later tokens, in the mean."""
     e2e_s: float | None = None
-    """Its last token so long after its arrival, at most."""
+    """Most seconds from its arrival to its last token."""
 
     def __str__(self) -> str:
         bounds = {"TTFT": self.ttft_s, "TPOT": self.tpot_s, "E2E": self.e2e_s}
         return ", ".join(f"{name} ≤ {1e3 * s:g} ms" for name, s in bounds.items() if s is not None) or "none"
 
     def worst(self, timeline: RequestTimeline) -> float | None:
-        """The largest of a request's times, as a multiple of its target; `None` if nothing is promised."""
+        """The largest of a request's times, as a multiple of its target; `None` if there are no targets."""
         if not timeline.is_complete:
             return math.inf
         pairs = ((timeline.ttft_s, self.ttft_s), (timeline.tpot_s, self.tpot_s), (timeline.e2e_s, self.e2e_s))
@@ -37,13 +37,13 @@ class Targets:
 
 
 def own_targets(options: Sequence[RequestOptions]) -> list[Targets] | None:
-    """What requests say themselves, if any of them does."""
+    """The targets that requests bring themselves, if any of them does."""
     each = [Targets(one.ttft_target_s, one.tpot_target_s) for one in options]
     return each if any(targets != Targets() for targets in each) else None
 
 
 def class_names(options: Sequence[RequestOptions]) -> list[str]:
-    """Of each request, the name of its class: its tenant, with what sets classes of one tenant apart."""
+    """The name of each request's class: its tenant, with what distinguishes several classes of one tenant."""
     classes = list(dict.fromkeys(map(_class_key, options)))
     tenants = [tenant for tenant, *_ in classes]
     names = {}
@@ -60,7 +60,7 @@ def _class_key(one: RequestOptions) -> tuple[str, int, float | None, float | Non
 
 
 def targets_by_class(given: Targets | None, options: Sequence[RequestOptions]) -> dict[str, Targets]:
-    """What is promised, by the names of the classes that are promised anything; "" if it is the same for all."""
+    """The targets by the names of the classes that have any; "" if they are the same for all."""
     if given is not None:
         return {"": given}
     own = own_targets(options) or []
@@ -68,7 +68,7 @@ def targets_by_class(given: Targets | None, options: Sequence[RequestOptions]) -
 
 
 def targets_note(given: Targets | None, options: Sequence[RequestOptions]) -> str:
-    """Which targets a goodput counts by, as a sentence."""
+    """A sentence on the targets that a goodput counts."""
     if given is not None:
         return f"Targets, of every request (--goodput): {given}."
     own = own_targets(options)
@@ -80,23 +80,23 @@ def targets_note(given: Targets | None, options: Sequence[RequestOptions]) -> st
 
 @dataclass(frozen=True)
 class Attainment:
-    """How many of some requests met their targets. One that is not complete has met none."""
+    """How many of some requests met their targets. An incomplete request has met none."""
 
     num_requests: int
     num_met_ttft: int
     num_met_tpot: int
     num_met: int
-    """All that is promised."""
+    """Requests that met all targets."""
 
     @property
     def share(self) -> float:
-        """Of requests that met all, from 0 to 1; `nan` without requests."""
+        """The share of requests that met all, from 0 to 1; `nan` without requests."""
         return self.num_met / self.num_requests if self.num_requests else math.nan
 
 
 def attainment(timelines: Sequence[RequestTimeline], targets: Targets | Sequence[Targets]) -> Attainment:
-    """Of these requests, with the same targets for all or with those of each. For one class, give only its requests;
-    one that was refused is a timeline without tokens."""
+    """The attainment of these requests, with the same targets for all or with those of each. For one class, give only
+    its requests; a refused request is a timeline without tokens."""
     each = [targets] * len(timelines) if isinstance(targets, Targets) else targets
     met = [_met(timeline, own) for timeline, own in zip(timelines, each, strict=True)]
     return Attainment(
@@ -108,7 +108,7 @@ def attainment(timelines: Sequence[RequestTimeline], targets: Targets | Sequence
 
 
 def _met(timeline: RequestTimeline, targets: Targets) -> tuple[bool, bool, bool]:
-    """(first token, later tokens, last token)"""
+    """Whether a request met the targets of its (first token, later tokens, last token)."""
     if not timeline.is_complete:
         return False, False, False
     tpot_s = timeline.tpot_s

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 NUM_BUCKETS = 50
-"""Of a curve of rates, about."""
+"""About how many buckets a curve of rates has."""
 
 MAX_SAMPLES = 4_000
 
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """The time of a round, and what was done in it."""
+    """The time of a round, and the work in it."""
 
     elapsed_s: float
     pace_s: float | None
@@ -69,22 +69,22 @@ class RequestTimeline:
     """The life of a request, in seconds after the start of the replay."""
 
     arrival_s: float
-    """When it was due, not when the engine got round to taking it: waiting outside of the engine is waiting too."""
+    """When it was due, not when the engine took it: the wait outside of the engine counts too."""
     num_prompt_tokens: int
     num_wanted_tokens: int
     token_times_s: list[float] = field(default_factory=list)
     num_preemptions: int = 0
     num_cached_tokens: int | None = None
-    """Prompt tokens that were found in the prefix cache; `None` if that was not told."""
+    """Prompt tokens that were found in the prefix cache; `None` if that is not known."""
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens that it got."""
+        """The number of tokens that it got."""
         return len(self.token_times_s)
 
     @property
     def tokens_per_event(self) -> float:
-        """How many tokens stand behind each of its times."""
+        """The number of tokens for each of its times."""
         return self.num_output_tokens / len(self.token_times_s) if self.token_times_s else 1.0
 
     @property
@@ -115,7 +115,7 @@ class RequestTimeline:
 
     @property
     def e2e_s(self) -> float:
-        """From arrival to the last token."""
+        """The time from arrival to the last token."""
         return self._last_s - self.arrival_s
 
     @property
@@ -125,12 +125,12 @@ class RequestTimeline:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest ranks, as numpy's default; `nan` without values."""
+    """A percentile, linear between the two nearest ranks as numpy's default; `nan` without values."""
     return percentiles(values, [percent])[0]
 
 
 def percentiles(values: Sequence[float], percents: Sequence[float]) -> list[float]:
-    """Several of them, for the price of one sort. Without numpy: a load on a server starts without it."""
+    """Several percentiles with one sort. It does not use numpy, so that a load on a server starts without it."""
     ordered = sorted(values)
     return [_between_ranks(ordered, percent) for percent in percents]
 
@@ -157,8 +157,8 @@ class Curve:
 
 
 def in_flight(timelines: Sequence[RequestTimeline]) -> Curve:
-    """Requests that had arrived and not ended; it changes at the times given. One that never began or ended is not in
-    it."""
+    """Requests that had arrived and not ended; the curve changes at the times given. A request that never began or
+    ended is left out."""
     changes: Counter[float] = Counter()
     for timeline in timelines:
         end_s = timeline.end_s
@@ -181,8 +181,8 @@ def offered_rate(timelines: Sequence[RequestTimeline]) -> float | None:
 
 
 def token_rate(timelines: Sequence[RequestTimeline], bucket_s: float) -> Curve:
-    """Output tokens a second, over buckets of so many seconds; each stands at its middle. Of a time without tokens only
-    the first and the last bucket are listed, so that an idle year is as short as an idle minute."""
+    """Output tokens a second in buckets of `bucket_s` seconds; each value is at the middle of its bucket. Of a time
+    without tokens only the first and the last bucket are listed, so that an idle year is as short as an idle minute."""
     tokens: defaultdict[int, float] = defaultdict(float)
     for timeline in timelines:
         weight = timeline.tokens_per_event
@@ -196,7 +196,8 @@ def token_rate(timelines: Sequence[RequestTimeline], bucket_s: float) -> Curve:
 
 
 def bucket_for(duration_s: float) -> float:
-    """A round length of buckets that makes a readable curve of so long a run: 1, 2 or 5 times a power of ten."""
+    """A round length of buckets that makes a readable curve of a run of this duration: 1, 2 or 5 times a power of
+    ten."""
     least_s = max(duration_s / NUM_BUCKETS, 1e-6)
     power = 10.0 ** math.floor(math.log10(least_s))
     return power * next(factor for factor in (1, 2, 5, 10) if factor * power >= least_s * (1 - 1e-9))
@@ -207,22 +208,22 @@ class BatchSample:
     """The batch at one moment."""
 
     at_s: float
-    """After the start of the run."""
+    """Seconds after the start of the run."""
     num_running: int
     num_waiting: int
     kv_used: float
-    """Share of KV blocks that requests hold, from 0 to 1; `nan` where it is not known."""
+    """Share of KV blocks that requests hold, from 0 to 1; `nan` if it is not known."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether no request runs or waits."""
         return not self.num_running and not self.num_waiting
 
 
 class SampleLog:
-    """Keeps samples at even distances: whenever there are too many, every other one goes, and from then on fewer are
-    taken. A sample counts until the next one, so those of an engine that falls idle stay: without them it would seem to
-    go on running until its next request."""
+    """Keeps samples at even distances: whenever there are too many, every other one is dropped, and from then on fewer
+    are taken. A sample counts until the next one. The samples of an engine that becomes idle are kept, since otherwise
+    it would seem to run until its next request."""
 
     def __init__(self, most: int = MAX_SAMPLES) -> None:
         self.samples: list[BatchSample] = []
@@ -231,12 +232,12 @@ class SampleLog:
         self._num_offered = 0
 
     def is_due(self, *, is_idle: bool = False) -> bool:
-        """Whether the next sample is one to keep; asked once for each. Making those that are not would be waste."""
+        """Whether to make and keep the next sample. Call it once for each sample; others need not be made."""
         self._num_offered += 1
         return is_idle or (self._num_offered - 1) % self._stride == 0
 
     def add(self, sample: BatchSample) -> None:
-        """Keep one that was due."""
+        """Keep a sample that was due."""
         self.samples.append(sample)
         if len(self.samples) > self._most:
             self._thin()
@@ -252,7 +253,7 @@ class SampleLog:
 
 
 def sample_of(scheduler: Scheduler, at_s: float) -> BatchSample:
-    """How a scheduler stands between two steps."""
+    """The state of a scheduler between two steps."""
     kv_cache = scheduler.kv_cache
     return BatchSample(
         at_s=at_s,
@@ -271,18 +272,18 @@ class Measure:
     of: Callable[[RoundTimes], float | None]
     """Applied to the floor's times it gives the floor of the number."""
     is_rate: bool
-    """More is better."""
+    """Whether a higher number is better."""
     num_decimals: int
 
     def ratio(self, times: RoundTimes, floor: RoundTimes) -> float | None:
-        """How many times as long as the floor."""
+        """How many times as long as the floor it took."""
         value, least = self.of(times), self.of(floor)
         if not value or not least:
             return None
         return least / value if self.is_rate else value / least
 
     def text(self, times: RoundTimes) -> str:
-        """The number as people read it."""
+        """The number as text for people."""
         value = self.of(times)
         return "–" if value is None else f"{value:,.{self.num_decimals}f}"
 

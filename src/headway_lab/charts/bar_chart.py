@@ -30,8 +30,8 @@ def bar_chart(
     notes: Mapping[str, str] | None = None,
     base: float | None = None,
 ) -> str:
-    """An `<svg>`. `y` is the title of the values' axis, with its unit; `notes` stand behind the values; `base` is where
-    bars begin, e.g. 1 for ratios, instead of 0 or the axis' end."""
+    """An `<svg>`. `y` is the title of the values' axis, with its unit; `notes` are written after the values; `base` is
+    where bars begin, e.g. 1 for ratios, instead of 0 or the axis' end."""
     said = notes or {}
     names = {name: _shortened(name) for name in bars}
     left = _MARGIN + max((svg.text_width(name) for name in names.values()), default=0.0) + 10
@@ -78,7 +78,7 @@ def _row(name: str, shown: str, value: float, note: str, scale: Scale, middle: f
 
 
 def _base(scale: Scale, given: float | None) -> float:
-    """Where bars begin."""
+    """The value at which bars begin."""
     if given is not None:
         return given
     return scale.domain.low if scale.domain.is_log else 0.0
@@ -95,7 +95,7 @@ def _shortened(name: str) -> str:
 
 
 def histogram_chart(title: str, *, x: str, samples: Mapping[str, Sequence[float]], log_x: bool = False) -> str:
-    """An `<svg>`: the share of each sample's values in each bin, one sample over the other."""
+    """An `<svg>` with the share of each sample's values in each bin, one sample over the other."""
     drawable = {
         name: [value for value in values if math.isfinite(value) and (value > 0 or not log_x)]
         for name, values in samples.items()
@@ -164,7 +164,7 @@ def _marks(series: Sequence[Series]) -> dict[str, float]:
 
 
 def _steps(values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """The corners of the line: one for each value, or for some of them evenly, the largest always."""
+    """The corners of the line: one for each value, or for evenly chosen ones, always with the largest."""
     ordered = sorted(value for value in values if math.isfinite(value))
     if not ordered:
         return [], []

@@ -51,7 +51,7 @@ _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 @dataclass(frozen=True)
 class Origin:
-    """What a reader needs to make a page again, for its foot."""
+    """What a reader needs to make a page again, shown at its foot."""
 
     command: str
     version: str
@@ -73,7 +73,7 @@ def command_text(arguments: Sequence[str]) -> str:
 
 
 class Page:
-    """Grows from top to bottom; what it is given as text is shown as it is, never taken for markup."""
+    """A page that grows from top to bottom. Texts given to it are shown as they are, and never read as markup."""
 
     def __init__(self, title: str, subtitle: str = "") -> None:
         self._title = title
@@ -85,21 +85,21 @@ class Page:
         self._parts.append(f"<h2>{html.escape(text)}</h2>")
 
     def text(self, text: str) -> None:
-        """Paragraphs, parted by empty lines."""
+        """Add paragraphs, which empty lines separate."""
         for paragraph in re.split(r"\n\s*\n", text.strip()):
             self._parts.append(f"<p>{html.escape(paragraph)}</p>")
 
     def code(self, text: str) -> None:
-        """A command, or a file: as it is."""
+        """Add a command or a file, shown as it is."""
         self._parts.append(f"<pre>{html.escape(text.strip())}</pre>")
 
     def facts(self, facts: Mapping[str, Cell]) -> None:
-        """A few numbers that matter most, as tiles."""
+        """Add a few important numbers, as tiles."""
         tiles = [f"<div><dt>{html.escape(name)}</dt><dd>{_cell(fact)}</dd></div>" for name, fact in facts.items()]
         self._parts.append(f"<dl>{''.join(tiles)}</dl>")
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, numeric: bool = True) -> None:
-        """`numeric`: every column but the first stands on the right."""
+        """Add a table. `numeric`: every column but the first is aligned right."""
         head = "".join(f"<th>{html.escape(header)}</th>" for header in headers)
         body = "\n".join(f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>" for row in rows)
         kind = ' class="numeric"' if numeric else ""
@@ -108,12 +108,12 @@ class Page:
         )
 
     def chart(self, svg: str, caption: str = "") -> None:
-        """A chart of this package, and what there is to see in it."""
+        """Add a chart of this package, and a caption that says what it shows."""
         below = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
         self._parts.append(f"<figure>{svg}{below}</figure>")
 
     def made_by(self, origin: Origin) -> None:
-        """Set what stands at the foot."""
+        """Set the foot of the page."""
         self._origin = origin
 
     def render(self) -> str:
@@ -129,7 +129,7 @@ class Page:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write it; `OSError` where that cannot be done."""
+        """Write the page; `OSError` if that fails."""
         Path(path).write_text(self.render(), encoding="utf-8")
 
 

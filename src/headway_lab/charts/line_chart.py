@@ -14,24 +14,24 @@ from headway_lab.charts.svg import PLOT_HEIGHT, WIDTH, Axis, LegendItem, framed
 
 _APART_PX = 1.5
 MOST_POINTS = 2_500
-"""Of a cloud; more than that would only lie on top of each other."""
+"""Most points of a cloud; more would only overlap."""
 
 _FONT_PX = 11.0
 _GAP = 7.0
 _LINE_CLASS = "hw-note hw-dim hw-halo"
 
 MOST_HOVERS = 60
-"""Places of a line that tell their value to the mouse."""
+"""Most places of a line that show their value under the mouse."""
 MOST_MARKERS = 25
-"""A line of no more points than this shows them."""
+"""A line with at most this many points shows markers."""
 MOST_LABELS = 40
 MOST_AVOIDED = 300
-"""Labels keep away from the points of a series of no more than this."""
+"""Labels avoid the points of a series with at most this many points."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points in order. A value that is not finite is a gap."""
+    """Points in order. A value that is not finite makes a gap."""
 
     name: str
     xs: Sequence[float]
@@ -39,28 +39,28 @@ class Series:
     kind: Literal["line", "step", "points"] = "line"
     """`step`: the value holds until the next point."""
     labels: Sequence[str] = ()
-    """One for each point, shown beside it where there is room, and when the mouse rests on it."""
+    """A label for each point, shown beside it if there is room, and under the mouse."""
     is_reference: bool = False
-    """A line to hold others against, dashed and grey."""
+    """A line to compare others with, dashed and grey."""
     is_broad: bool = False
-    """A pale band, which another line may lie on."""
+    """A pale band, over which another line may be drawn."""
 
 
 @dataclass(frozen=True)
 class Twin:
-    """A line among those that lie on each other."""
+    """A line that overlaps with others."""
 
     first: int
-    """Number of the one that was there first."""
+    """The number of the first of these lines."""
     rank: int
-    """Its own place among them, from 0."""
+    """Its place among these lines, from 0."""
     num_above: int
-    """How many are drawn over it."""
+    """How many of them are drawn over it."""
 
 
 def twins_of(series: Sequence[Series], place: Callable[[Series], Sequence[tuple[float, float]]]) -> dict[int, Twin]:
-    """Lines that cannot be told apart, by their numbers; those that lie alone are not in it. `place`: where a series is
-    on the picture."""
+    """The lines that cannot be distinguished from another one, by their numbers; all others are left out. `place`:
+    where a series is on the picture."""
     groups: list[list[int]] = []
     places = {number: place(one) for number, one in enumerate(series) if one.kind != "points" and not one.is_reference}
     for number, own in places.items():
@@ -80,14 +80,14 @@ def twins_of(series: Sequence[Series], place: Callable[[Series], Sequence[tuple[
 
 
 def _is_covered(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]) -> bool:
-    """Whether they are closer than the width of a line, everywhere."""
+    """Whether two lines are closer than the width of a line, everywhere."""
     return len(first) == len(second) and all(
         abs(x1 - x2) <= _APART_PX and abs(y1 - y2) <= _APART_PX for (x1, y1), (x2, y2) in zip(first, second)
     )
 
 
 class Spot(NamedTuple):
-    """A point on the picture, and the number of the one in the data that it shows."""
+    """A point on the picture, and the number of its point in the data."""
 
     x: float
     y: float
@@ -95,8 +95,8 @@ class Spot(NamedTuple):
 
 
 def thin_line(spots: Sequence[Spot]) -> list[Spot]:
-    """The same line with at most four points in each column of pixels: where it comes in, its extremes, where it
-    leaves. Peaks stay, however narrow."""
+    """The same line with at most four points in each column of pixels: its first, its extremes, and its last. Peaks
+    stay, however narrow."""
     kept: list[Spot] = []
     column: list[Spot] = []
     for spot in spots:
@@ -116,7 +116,7 @@ def _corners(column: list[Spot]) -> list[Spot]:
 
 
 def thin_cloud(spots: Sequence[Spot]) -> list[Spot]:
-    """One point for each spot of two pixels, and of these evenly as many as can be drawn."""
+    """One point for each spot of two pixels, evenly thinned to as many as can be drawn."""
     by_place = {(round(spot.x / 2), round(spot.y / 2)): spot for spot in spots} if len(spots) > MOST_POINTS else None
     kept = list(by_place.values()) if by_place is not None else list(spots)
     every = -(-len(kept) // MOST_POINTS)
@@ -124,7 +124,7 @@ def thin_cloud(spots: Sequence[Spot]) -> list[Spot]:
 
 
 def evenly(spots: Sequence[Spot], most: int) -> list[Spot]:
-    """At most so many of them, the first and the last included."""
+    """At most `most` of them, chosen evenly, the first and the last included."""
     if len(spots) <= most:
         return list(spots)
     return [spots[round(place * (len(spots) - 1) / (most - 1))] for place in range(most)]
@@ -151,7 +151,7 @@ class Box(NamedTuple):
 
 
 class LabelPlacer:
-    """Remembers what is taken."""
+    """Places labels, and remembers which places are taken."""
 
     def __init__(self, room: Box) -> None:
         self._room = room
@@ -159,21 +159,22 @@ class LabelPlacer:
         self._labels: list[Box] = []
 
     def take(self, x: float, y: float, radius: float = 4.0) -> None:
-        """A point lies here."""
+        """Mark the place of a point as taken."""
         self._points.append(Box(x - radius, y - radius, x + radius, y + radius))
 
     def label(self, content: str, x: float, y: float) -> str:
-        """The label of a point, drawn right, left, above or below it; empty where none of these is free."""
+        """The label of a point, drawn right, left, above or below it; empty if all of these are taken."""
         return self._first_free(content, _around(x, y, _width(content)), "hw-note hw-halo")
 
     def line_label(self, content: str, y: float) -> str:
-        """The name of a line across: above or below it, at its right end or at its left; above it if all are taken."""
+        """The name of a horizontal line: above or below it, at its right or left end; above it if all places are
+        taken."""
         left, right = self._room.left + 4, self._room.right - _width(content)
         places = [Box(x, top, x + _width(content), top + 13) for x in (right, left) for top in (y - 14, y + 2)]
         return self._first_free(content, places, _LINE_CLASS) or _drawn(content, places[0], _LINE_CLASS)
 
     def upright_label(self, content: str, x: float) -> str:
-        """The name of a line from bottom to top: beside it, where it is free; at its top if nothing is."""
+        """The name of a vertical line: beside it, at a free height; at its top if none is free."""
         room, width = self._room, _width(content)
         lefts = (x + 5, x - 5 - width)
         tops = [room.top + share * (room.bottom - room.top - 13) for share in (0.14, 0.22, 0.3, 0.62, 0.7, 0.78, 0.86)]
@@ -181,7 +182,7 @@ class LabelPlacer:
         return self._first_free(content, places, _LINE_CLASS) or _drawn(content, places[0], _LINE_CLASS)
 
     def _first_free(self, content: str, places: Sequence[Box], kind: str) -> str:
-        """Free of points, too, if that is possible."""
+        """Draw at the first free place, preferably one without points, too."""
         for avoided in (self._labels + self._points, self._labels):
             for box in places:
                 if box.is_inside(self._room) and not any(box.overlaps(other) for other in avoided):
@@ -217,8 +218,8 @@ def line_chart(
     lines: Mapping[str, float] | None = None,
     x_lines: Mapping[str, float] | None = None,
 ) -> str:
-    """An `<svg>`. `x` and `y` are the axes' titles, with units; `lines` are named dashed lines across, `x_lines` such
-    from bottom to top."""
+    """An `<svg>`. `x` and `y` are the axes' titles, with units; `lines` are named horizontal dashed lines, `x_lines`
+    vertical ones."""
     across, upright = dict(lines or {}), dict(x_lines or {})
     points = [point for one in series for point in zip(one.xs, one.ys) if _can_be_drawn(*point, log_x, log_y)]
     x_domain = domain_of(itertools.chain((px for px, _ in points), upright.values()), is_log=log_x, wants_zero=True)
@@ -251,7 +252,7 @@ def line_chart(
 
 
 def _dashes(series: Series, number: int, twin: Twin | None) -> tuple[str, float]:
-    """(pattern, offset) of a line."""
+    """The (pattern, offset) of a line."""
     if twin is not None and twin.rank:
         # Each takes half of what those below it left open.
         length = 16.0 / 2**twin.rank
@@ -274,7 +275,7 @@ def _can_be_drawn(x: float, y: float, log_x: bool, log_y: bool) -> bool:
 
 
 def _with_margins(domain: Domain) -> Domain:
-    """Room for points at the ends, and for what stands beside them."""
+    """Add room for points at the ends, and for their labels."""
     if domain.is_log:
         factor = (domain.high / domain.low) ** 0.05
         return Domain(domain.low / factor, domain.high * factor, is_log=True)
@@ -283,7 +284,7 @@ def _with_margins(domain: Domain) -> Domain:
 
 
 class _Drawing:
-    """Everything between the axes. Labels and what the mouse finds are collected, to lie on top."""
+    """Everything between the axes. Labels and places for the mouse are collected, to be drawn over everything else."""
 
     def __init__(self, x_scale: Scale, y_scale: Scale, x_title: str, y_title: str) -> None:
         self._x, self._y = x_scale, y_scale
@@ -293,7 +294,7 @@ class _Drawing:
         self._hovers: list[str] = []
 
     def shape(self, series: Series, number: int, twin: Twin | None = None) -> str:
-        """One series, and what belongs to it remembered. Those that lie on each other are dashed so that all show."""
+        """Draw one series, and remember its labels. Series that overlap are dashed so that all are visible."""
         runs = self._runs(series)
         spots = [spot for run in runs for spot in run]
         shown = thin_cloud(spots) if series.kind == "points" else evenly(spots, MOST_HOVERS)
@@ -354,7 +355,7 @@ class _Drawing:
         return svg.tag("line", told, stroke="var(--hw-dim)", stroke_width=1.3, stroke_dasharray="5 4", **ends)
 
     def _runs(self, series: Series) -> list[list[Spot]]:
-        """The series on the picture, cut where a point has no place."""
+        """The series on the picture, cut where a point cannot be drawn."""
         runs: list[list[Spot]] = [[]]
         for index, (x_value, y_value) in enumerate(zip(series.xs, series.ys)):
             x, y = self._x.position(x_value), self._y.position(y_value)

@@ -83,28 +83,28 @@ class Tick:
 
 @dataclass(frozen=True)
 class Scale:
-    """A domain laid out between two positions; `end` may be smaller than `start` (y axes grow upwards)."""
+    """A domain between two positions; `end` may be smaller than `start` (y axes grow upwards)."""
 
     domain: Domain
     start: float
     end: float
 
     def position(self, value: float) -> float | None:
-        """Where the value lies; None for one that has no place: not finite, or not positive on a logarithmic axis."""
+        """The position of a value; None if it has none: it is not finite, or not positive on a logarithmic axis."""
         if not math.isfinite(value) or (self.domain.is_log and value <= 0):
             return None
         low, high = self._moved(self.domain.low), self._moved(self.domain.high)
         return self.start + (self._moved(value) - low) / (high - low) * (self.end - self.start)
 
     def ticks(self, most: int) -> list[Tick]:
-        """At most so many round numbers inside the domain, or a few more where that cannot be helped."""
+        """At most `most` round numbers inside the domain, or a few more if that cannot be avoided."""
         if self.domain.is_log:
             return [Tick(value, log_tick_text(value)) for value in _log_ticks(self.domain, most)]
         values, step = _linear_ticks(self.domain.low, self.domain.high, min(most, _MOST_LINEAR_TICKS))
         return [Tick(value, label) for value, label in zip(values, tick_texts(values, step))]
 
     def fitting_ticks(self, extent: Callable[[str], float]) -> list[Tick]:
-        """As many ticks as have room side by side; `extent` is a label's size along the axis, its margin included."""
+        """As many ticks as fit side by side; `extent` is a label's size along the axis, its margin included."""
         ticks: list[Tick] = []
         for most in _TICK_COUNTS:
             ticks = self.ticks(most)
@@ -177,7 +177,7 @@ def _linear_ticks(low: float, high: float, most: int) -> tuple[list[float], floa
 
 
 def _log_ticks(domain: Domain, most: int) -> list[float]:
-    """1-2-5 if there is room, else powers of ten, else some of these; inside one decade, evenly spaced values."""
+    """1-2-5 if there is room, else powers of ten, else some of them; inside one decade, evenly spaced values."""
     low, high = domain.low * (1 - 1e-9), domain.high * (1 + 1e-9)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     fine = [step * 10.0**power for power in range(first, last + 1) for step in (1, 2, 5)]
@@ -194,7 +194,7 @@ def _log_ticks(domain: Domain, most: int) -> list[float]:
 
 
 def bin_edges(values: Sequence[float], *, is_log: bool, most: int) -> list[float]:
-    """Edges around all values that can be drawn, for at most about so many bins; none without values."""
+    """Edges around all values that can be drawn, for at most about `most` bins; none without values."""
     domain = domain_of(values, is_log=is_log)
     if domain is None:
         return []
@@ -214,7 +214,7 @@ def _linear_edges(domain: Domain, most: int, *, is_whole: bool) -> list[float]:
 
 
 def _log_edges(domain: Domain, most: int) -> list[float]:
-    """Some fraction of a decade each: 1, 2, 5, 10 where three of them go into one."""
+    """Edges at equal fractions of a decade: 1, 2, 5, 10 if three bins fit into one."""
     low, high = math.log10(domain.low), math.log10(domain.high) + 1e-9
     finest = (10, 5, 3, 1) if most > 20 else (3, 1)
     per_decade = next((n for n in finest if (high - low) * n <= most), 1)

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from headway_lab.charts.scale import Domain, Scale, Tick
 
 NUM_COLOURS = 7
-"""After so many series the colours come again, dashed."""
+"""Series after this number repeat the colours, dashed."""
 FONT_PX = 12.0
 _WIDTH_PER_CHARACTER = 0.56
-"""Of the font's size; a guess on the wide side: the reader's font is not known."""
+"""A share of the font's size; a wide guess, since the reader's font is not known."""
 
-# Okabe and Ito's colours, told apart with every kind of colour vision; lightened for dark surroundings.
+# Okabe and Ito's colours, distinguishable with every kind of colour vision; lightened for dark surroundings.
 _STYLE = """
 .hw-chart{--hw-text:#1c2128;--hw-dim:#5d6570;--hw-grid:#e3e5e8;--hw-axis:#9aa1aa;--hw-back:#fff;
 --hw-1:#0072b2;--hw-2:#d55e00;--hw-3:#009e73;--hw-4:#b8568f;--hw-5:#c98a00;--hw-6:#3a9ad9;--hw-7:#5d6570;
@@ -58,27 +58,27 @@ def text(content: str, x: float, y: float, **attributes: str | float) -> str:
 
 
 def hover(content: str) -> str:
-    """What the browser shows when the mouse rests on the element that this stands in."""
+    """A text that the browser shows when the mouse rests on the element that contains it."""
     return tag("title", html.escape(content))
 
 
 def text_width(content: str, font_px: float = FONT_PX) -> float:
-    """About how wide it is going to be."""
+    """The approximate width of a text."""
     return len(content) * font_px * _WIDTH_PER_CHARACTER
 
 
 def colour(index: int) -> str:
-    """The colour of the series of this number."""
+    """The colour of the series with this number."""
     return f"var(--hw-{index % NUM_COLOURS + 1})"
 
 
 def dashes(index: int) -> str:
-    """The pattern of its line."""
+    """The dash pattern of the series with this number."""
     return ("none", "6 4", "2 3")[index // NUM_COLOURS % 3]
 
 
 def document(title: str, width: float, height: float, *content: str) -> str:
-    """The picture as a whole. It is as wide as what it stands in."""
+    """The whole picture. It is as wide as the element that contains it."""
     return tag(
         "svg",
         tag("style", _STYLE),
@@ -99,10 +99,10 @@ def _value(value: str | float) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis as it is asked for. Without a domain there is nothing to draw."""
+    """The values and title of an axis. Without a domain nothing is drawn."""
 
     title: str
-    """With its unit."""
+    """The title, with the unit."""
     domain: Domain | None
 
 
@@ -122,7 +122,7 @@ Inside = Callable[[Scale, Scale], Sequence[str]]
 
 
 def framed(title: str, *, x: Axis, y: Axis, legend: Sequence[LegendItem] = (), inside: Inside) -> str:
-    """The chart as a whole."""
+    """The whole chart."""
     rows = _legend_rows(legend)
     top = _MARGIN + 22 + _LINE_PX * len(rows) + _LINE_PX + 12
     bottom = top + PLOT_HEIGHT
@@ -143,7 +143,8 @@ def framed(title: str, *, x: Axis, y: Axis, legend: Sequence[LegendItem] = (), i
 
 
 def _legend_rows(legend: Sequence[LegendItem]) -> list[list[tuple[float, LegendItem]]]:
-    """Items from left to right, in as many rows as they need. One alone needs no legend: the title says what it is."""
+    """Items from left to right, in as many rows as they need. A single item needs no legend, since the title names
+    it."""
     rows: list[list[tuple[float, LegendItem]]] = []
     x = WIDTH
     for item in legend if len(legend) > 1 else ():
@@ -198,5 +199,5 @@ def _x_grid(scale: Scale, ticks: Sequence[Tick], bottom: float) -> list[str]:
 
 
 def _anchor(tick: Tick, x: float, scale: Scale) -> str:
-    """Centred, but for a label that would leave the picture on the right."""
+    """Centred, except for a label that would leave the picture on the right."""
     return "end" if x + text_width(tick.label) / 2 > WIDTH - 2 and x > scale.start else "middle"

@@ -55,8 +55,8 @@ def terminal_plot(
 
 
 def terminal_histogram(values: Sequence[float], *, width: int = 72, label: str = "", log: bool = False) -> str:
-    """A bar for each bin, with how many values are in it. `log`: each bin is the same number of times as wide as the
-    one before."""
+    """A bar for each bin, with the number of its values. `log`: each bin is wider than the one before by the same
+    factor."""
     drawable = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
     edges = bin_edges(drawable, is_log=log, most=_MOST_ROWS)
     if not edges:
@@ -71,7 +71,7 @@ def terminal_histogram(values: Sequence[float], *, width: int = 72, label: str =
 
 
 class _Canvas:
-    """Dots, two across and four down in each character."""
+    """Dots of Braille, two across and four down in each character."""
 
     def __init__(self, columns: int, height: int) -> None:
         self._cells = [[0] * columns for _ in range(height)]
@@ -103,7 +103,7 @@ def _bar(length: float) -> str:
 
 
 def _bin_name(low: float, high: float) -> str:
-    """Both edges; of a bin that has room for one whole number, that number."""
+    """Both edges of a bin; if it has room for only one whole number, that number."""
     if high - low == 1 and float(low).is_integer():
         return number_text(low)
     return f"{number_text(low)}–{number_text(high)}"

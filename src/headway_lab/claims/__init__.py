@@ -1,4 +1,4 @@
-"""Published claims about serving, measured again: each one is a workload, a way to measure it, and what came of it."""
+"""Published claims about serving, measured again: each has a workload, a way to measure it, and an outcome."""
 
 from headway_lab.claims.claim import Outcome
 from headway_lab.claims.claim_results import Results, Row

@@ -1,4 +1,4 @@
-"""A claim: what was published and how it is measured here. An outcome: what came of it, as texts and a chart."""
+"""The records of a published claim's outcome: its numbers and texts, and a chart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, Literal
 from headway_lab.charts import Series, bar_chart, line_chart
 
 Where = Literal["engine", "simulator", "scheduler"]
-"""On the real engine; with the real scheduler and a cost model for the device; the scheduler alone, without a model."""
+"""engine: the real engine. simulator: the real scheduler, with a cost model for the device. scheduler: the scheduler
+alone, without a model."""
 
 EngineUse = Literal["always", "gpu", "asked", "never"]
 """When a claim runs on the real engine. always: a CPU is enough. gpu: when there is one, and not in a quick run. asked:
@@ -36,7 +37,7 @@ def percent(share: float, *, signed: bool = False) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Of a latency; seconds from ten of them on."""
+    """A latency as text; in seconds from ten seconds on."""
     if not math.isfinite(seconds):
         return "–"
     return f"{seconds:,.1f} s" if seconds >= 10 else f"{1e3 * seconds:,.3g} ms" if seconds < 1 else f"{seconds:.2f} s"
@@ -48,13 +49,13 @@ def change(new: float, old: float) -> float:
 
 
 def sentences(parts: Sequence[str]) -> str:
-    """Those that are there, one after the other."""
+    """The sentences that are not empty, one after the other."""
     return " ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True)
 class Line:
-    """Points over an axis; with labels, dots that are named."""
+    """Points over an axis; if they have labels, named dots."""
 
     name: str
     xs: Sequence[float]
@@ -67,16 +68,16 @@ class Chart:
 
     title: str
     y: str
-    """Title of the values' axis, with its unit."""
+    """Title of the values' axis, with the unit."""
     bars: Mapping[str, float] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
-    """Behind the bars' values."""
+    """Texts after the bars' values."""
     lines: Sequence[Line] = ()
     x: str = ""
     log_x: bool = False
     log_y: bool = False
     levels: Mapping[str, float] = field(default_factory=dict)
-    """Named dashed lines across."""
+    """Named horizontal dashed lines."""
     caption: str = ""
 
     def svg(self) -> str:
@@ -97,17 +98,17 @@ class Chart:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was found."""
+    """The results of a claim."""
 
     value: float
-    """The number that stands against the published one."""
+    """The number that is compared with the published one."""
     unit: str
     ours: str
-    """The same and what belongs to it, as a text."""
+    """The value with its context, as a text."""
     workload: str
     """What was run, with its true numbers."""
     differs: str
-    """Where it differs from what was published, and why, as far as the run itself tells."""
+    """How it differs from what was published, and why, if the run itself shows it."""
     where: Where
     chart: Chart
     numbers: Numbers = field(default_factory=dict)

@@ -35,40 +35,40 @@ HEADERS = ("claim", "source", "workload", "published", "ours", "where it differs
 
 @dataclass(frozen=True)
 class Row:
-    """A claim, and what came of it."""
+    """A claim and its outcome."""
 
     claim: Claim
     outcome: Outcome
     place: str
-    """Which model and machine."""
+    """The model and the machine."""
     is_quick: bool
     took_s: float
     date: str
     trust: str = ""
-    """How far a simulation is to be trusted; empty for what was measured."""
+    """How large the errors of a simulation may be; empty for what was measured."""
     flags: str = ""
-    """Of the command, beside the claim and where it runs."""
+    """Flags of the command, besides the claim and where it runs."""
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
-        """One row for each claim in each kind of place."""
+        """The claim and the kind of place, of which there is one row each."""
         return f"{self.claim.id}/{self.outcome.where}"
 
     @property
     def command(self) -> str:
-        """That gives this row again."""
+        """The command that gives this row again."""
         quick = " --quick" if self.is_quick else ""
         on = "" if self.outcome.where == "scheduler" else f" --on {self.outcome.where}"
         return f"headway claims {self.claim.id}{quick}{on} {self.flags}".rstrip()
 
     @property
     def where(self) -> str:
-        """With the simulation's error."""
+        """Where the row comes from, with the simulation's error."""
         return f"{self.outcome.where}; {self.trust}" if self.trust else self.outcome.where
 
     def as_json(self) -> dict[str, Any]:
-        """The claim's text is kept beside, for people; when it is read again, the text of the catalogue counts."""
+        """The row with the claim's text, which is for people; when it is read again, the catalogue's text counts."""
         claim = {
             name: getattr(self.claim, name) for name in ("id", "title", "published", "source", "workload", "method")
         }
@@ -90,7 +90,7 @@ class Row:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Row | None:
-        """What `as_json` made; `None` if this version has no such claim any more."""
+        """Read what `as_json` made; `None` if this version has no such claim any more."""
         claim = CLAIMS.get(document["claim"]["id"])
         if claim is None:
             return None
@@ -128,12 +128,12 @@ class Results:
         return [list(group) for _, group in itertools.groupby(self.rows, key=lambda row: row.claim.id)]
 
     def put(self, row: Row) -> None:
-        """In place of the one of the same claim and place, if there is one."""
+        """Add a row, in place of the one of the same claim and place if there is one."""
         self._rows[row.key] = row
 
     @staticmethod
     def load(folder: Path) -> Results:
-        """Those of a folder; none if nothing was written there yet."""
+        """Read the results of a folder; empty if it has none yet."""
         path = folder / JSON_NAME
         if not path.exists():
             return Results()
@@ -149,12 +149,12 @@ class Results:
             ) from error
 
     def as_json(self) -> dict[str, Any]:
-        """As it stands in the file."""
+        """The content of the file."""
         return {"kind": _KIND, "format": _FORMAT, "note": self.note, "rows": [row.as_json() for row in self.rows]}
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no word for a number that is none."""
+    """The value, or `None` for a number that is not finite, which JSON cannot write."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
@@ -165,7 +165,7 @@ def _plain(value: Any) -> Any:
 
 
 def claim_cells(group: Sequence[Row]) -> list[str]:
-    """One row of the table: a claim, with what was measured and what was simulated."""
+    """One row of the table: a claim, with its measured and simulated values."""
     first = group[0]
     return [
         f"{first.claim.title} ({first.claim.id})",
@@ -182,7 +182,7 @@ def _differs(row: Row, is_named: bool) -> str:
 
 
 def as_markdown(results: Results) -> str:
-    """The table, and under it where each row was measured and what gives it again."""
+    """The table, and below it where each row was measured and the command that gives it again."""
     lines = ["# Published claims, measured again", ""]
     if results.note:
         lines += [results.note, ""]
@@ -235,7 +235,7 @@ def as_page(results: Results) -> Page:
 
 
 def _cells(group: Sequence[Row]) -> list[str | None]:
-    """A claim with what was measured, on the engine or of the scheduler alone, beside what was simulated."""
+    """A claim with the value measured on the engine or of the scheduler alone, beside the simulated one."""
     measured = [row.outcome.ours for row in group if row.outcome.where != "simulator"]
     simulated = [row.outcome.ours for row in group if row.outcome.where == "simulator"]
     claim = group[0].claim
@@ -268,7 +268,8 @@ def _section(page: Page, group: Sequence[Row]) -> None:
 
 
 def _page_origin(rows: Sequence[Row]) -> Origin:
-    """Rows may come from several commands, machines and versions; each says its own command."""
+    """The origin of a page. Its rows may come from several commands, machines and versions, so each shows its own
+    command."""
     versions = dict.fromkeys(row.versions.get("headway", __version__) for row in rows)
     places = dict.fromkeys(row.place for row in rows)
     command = rows[0].command if len(rows) == 1 else "headway claims (of each: see above)"
@@ -276,7 +277,7 @@ def _page_origin(rows: Sequence[Row]) -> Origin:
 
 
 On = Literal["auto", "engine", "simulator", "both"]
-"""both: where auto puts it, and in the simulator as well."""
+"""both: where auto runs it, and in the simulator as well."""
 
 
 @dataclass
@@ -289,7 +290,7 @@ class Session:
     on: On = "auto"
     data_dir: Path | None = None
     flags: str = ""
-    """Of the command, as people would type them again."""
+    """Flags of the command, as people would type them again."""
     bar: Bar = no_bar
     say: Callable[[str], object] = lambda text: None
 
@@ -301,7 +302,7 @@ class Session:
         self._shared: dict[Any, Any] = {}
 
     def measure(self, claim: Claim) -> list[Row]:
-        """One claim, where it is best measured or where it is asked for."""
+        """Measure one claim, where it was asked for or else where it is measured best."""
         return [self._measure(claim, testbed) for testbed in self._testbeds(claim)]
 
     def _measure(self, claim: Claim, testbed: Testbed) -> Row:
@@ -329,7 +330,7 @@ class Session:
         )
 
     def close(self) -> None:
-        """Give back the engine's memory."""
+        """Free the engine's memory."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None
@@ -359,7 +360,7 @@ class Session:
 
 
 def measure_all(session: Session, claims: Sequence[Claim], each: Callable[[Row], object]) -> None:
-    """In this order; `each` hears of every row as soon as it is there."""
+    """Measure the claims in this order; `each` is called with every row as soon as it is there."""
     try:
         for claim in claims:
             for row in session.measure(claim):

@@ -1,4 +1,4 @@
-"""`headway claims`: published claims about serving, measured again, each by its name."""
+"""`headway claims`: measures published claims about serving again, each by its name."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(row: Row) -> None:
-    """The table's columns below each other: a terminal is too narrow for them side by side."""
+    """Print the table's columns below each other, since a terminal is too narrow for them side by side."""
     from headway_lab.claims.claim_results import HEADERS, claim_cells
 
     for title, cell in zip(HEADERS, claim_cells([row]), strict=True):
@@ -104,7 +104,7 @@ def _show(row: Row) -> None:
 
 
 def _sum_up(rows: list[Row], names: list[str]) -> None:
-    """One line for each claim, if there were several."""
+    """Print one line for each claim, if there were several."""
     if len(names) < 2:
         return
     for row in rows:
@@ -114,7 +114,7 @@ def _sum_up(rows: list[Row], names: list[str]) -> None:
 
 
 def _write(folder: Path, results: Results) -> None:
-    """After each claim, so that nothing is lost if a later one fails."""
+    """Write the results after each claim, so that no result is lost if a later claim fails."""
     from headway_lab.claims.claim_results import JSON_NAME, as_markdown, as_page
 
     write_json(folder / JSON_NAME, results.as_json())
@@ -134,7 +134,7 @@ def _folder(text: str | None) -> Path | None:
 
 
 def _defaults(options: dict[str, Any]) -> dict[str, Any]:
-    """A built-in shape takes contexts far longer than any claim has."""
+    """Default options: a built-in shape allows contexts much longer than any claim has."""
     from headway.loader.dummy import BUILTIN_SHAPES
 
     return {"max_model_len": _SHAPE_MAX_MODEL_LEN, **options} if options.get("model") in BUILTIN_SHAPES else options
@@ -147,7 +147,7 @@ def _load(options: dict[str, Any]) -> LLMEngine:
 
 
 def _flags(arguments: argparse.Namespace) -> str:
-    """The flags that were given beside the claims, to run the same again; files by their names only."""
+    """The flags that were given besides the claims, to run the same again; files by their names only."""
     given = {spec.flag: getattr(arguments, spec.name) for spec in engine_flags() if hasattr(arguments, spec.name)}
     if arguments.calibration is not None:
         given["--calibration"] = Path(arguments.calibration).name
@@ -157,7 +157,7 @@ def _flags(arguments: argparse.Namespace) -> str:
 
 
 def _name(text: str) -> str:
-    """Of a file or folder its last part; anything else as it is."""
+    """The last part of a file's or folder's name; any other text as it is."""
     return Path(text).name if Path(text).exists() else text
 
 

@@ -1,7 +1,7 @@
-"""What a claim measures with: a testbed, sizes that fit it, data, several variants in alternation, searches for a rate.
+"""The context of a claim: a testbed, sizes that fit it, data, runs of several variants in turn, searches for a rate.
 
-On a machine with other work on it one round alone says little. So variants of serving the same work take turns; of each
-the fastest round counts, since other work can only slow it down, and how far single rounds were apart is told.
+On a machine with other work, a single round says little. So variants of serving the same work take turns. The fastest
+round of each counts, since other work can only slow it down, and the spread of single rounds is reported.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from headway_lab.workload.bench_requests import Work
 
 _T = TypeVar("_T")
 Bar = Callable[[int, str], AbstractContextManager[Meter | None]]
-"""(how many requests, what they are) → something that shows how far they are"""
+"""(number of requests, their title) → a progress bar"""
 
 _CPU_QUICK_SHARE = 8
 _CPU_SHARE = 4
 
 NORMALISED = "median_normalised_ms"
-"""Median over requests of the time from arrival to the last token, over the number of tokens."""
+"""Median over requests of the time from arrival to the last token, divided by the number of tokens."""
 
 
 def no_bar(num_requests: int, title: str) -> AbstractContextManager[Meter | None]:
@@ -37,7 +37,7 @@ def no_bar(num_requests: int, title: str) -> AbstractContextManager[Meter | None
 
 @dataclass
 class Context:
-    """For one claim; what several claims measure is kept in `shared`."""
+    """The surroundings of one claim; `shared` has what several claims measure."""
 
     testbed: Testbed
     is_quick: bool = False
@@ -51,8 +51,8 @@ class Context:
         return self.testbed.where
 
     def sized(self, *, tiny: int, short: int, full: int, gpu: int | None = None) -> int:
-        """A number of requests. tiny: a quick run on a CPU. short: any other quick run, and a CPU that has time. gpu:
-        on a real one, where a long run takes its time; otherwise as full."""
+        """Choose a number of requests. tiny: a quick run on a CPU. short: any other quick run, and a full one on a CPU.
+        gpu: a full run on a real GPU, where it takes long (default: `full`). full: any other full run."""
         if self.testbed.is_cpu:
             return tiny if self.is_quick else short
         if self.is_quick:
@@ -61,7 +61,7 @@ class Context:
 
     @property
     def num_rounds(self) -> int:
-        """How often the same is measured, where what else a machine does could disturb it."""
+        """How many times the same is measured, if other work on the machine could disturb it."""
         return 3 if self.where == "engine" and self.testbed.is_cpu else 1
 
     @property
@@ -77,20 +77,20 @@ class Context:
         return f" (published lengths and memory divided by {self.divisor})" if self.divisor > 1 else ""
 
     def run(self, label: str, work: Work, **options: Any) -> Run:
-        """Serve the work; `label` is what people read meanwhile."""
+        """Serve the work; `label` is shown to people meanwhile."""
         self.say(f"{label}: {len(work):,} requests")
         with self.bar(len(work), label) as progress:
             return self.testbed.run(work, progress=progress, **options)
 
     def once(self, key: str, make: Callable[[], _T]) -> _T:
-        """What any claim has made before under this key on this testbed, or else makes now."""
+        """What any claim has made before under this key on this testbed; it is made now if there is none."""
         both = (id(self.testbed), key)
         if both not in self.shared:
             self.shared[both] = make()
         return self.shared[both]
 
     def data_file(self, name: str) -> Path | None:
-        """A file of real data, if it is there."""
+        """A file of real data, if it exists."""
         if self.data_dir is None:
             return None
         path = self.data_dir / name
@@ -99,7 +99,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Variant:
-    """Work that is there at once, and the options it is served with."""
+    """Requests that are all there at once, and the options with which they are served."""
 
     work: Work
     options: Mapping[str, Any]
@@ -107,17 +107,18 @@ class Variant:
 
 @dataclass(frozen=True)
 class AlternatingRuns:
-    """The rounds of each way, in the order in which they were run."""
+    """The rounds of each variant, in the order in which they were run."""
 
     rounds: Mapping[str, Sequence[Run]]
 
     @property
     def best(self) -> dict[str, Run]:
-        """The fastest round of each."""
+        """The fastest round of each variant."""
         return {name: min(runs, key=lambda run: run.duration_s) for name, runs in self.rounds.items()}
 
     def spread(self, name: str, base: str) -> str:
-        """How far the gain in throughput of one way over another was apart in single rounds; empty with only one."""
+        """The range of the gain in throughput of one variant over another in single rounds; empty if there was only
+        one."""
         ratios = [own.output_tok_s / other.output_tok_s for own, other in zip(self.rounds[name], self.rounds[base])]
         if len(ratios) < 2:
             return ""
@@ -128,7 +129,7 @@ class AlternatingRuns:
 
 
 def run_alternating(context: Context, ways: Mapping[str, Variant]) -> AlternatingRuns:
-    """Measure them: once in the simulator, where nothing disturbs, otherwise several times."""
+    """Measure the variants: once in the simulator, where nothing disturbs, otherwise several times in turn."""
     rounds: dict[str, list[Run]] = {name: [] for name in ways}
     for number in range(context.num_rounds):
         for name, way in ways.items():
@@ -139,7 +140,7 @@ def run_alternating(context: Context, ways: Mapping[str, Variant]) -> Alternatin
 
 @dataclass(frozen=True)
 class NormalisedMetrics(OnlineMetrics):
-    """With the latency that the Orca paper compares by."""
+    """Metrics with the latency by which the Orca paper compares."""
 
     normalised_ms: float = 0.0
 
@@ -149,13 +150,13 @@ class NormalisedMetrics(OnlineMetrics):
         return cls(**usual, normalised_ms=1e3 * statistics.median(run.per_token_s))
 
     def as_json(self) -> dict[str, float | None]:
-        """The usual keys and that one."""
+        """The usual keys and that latency."""
         return {**super().as_json(), NORMALISED: self.normalised_ms}
 
 
 @dataclass(frozen=True)
 class Span:
-    """How long requests arrive at each rate that is tried, and how many there are at least and at most."""
+    """For how long requests arrive at each rate that is tried, and how many there are at least and at most."""
 
     seconds: float
     least: int
@@ -168,15 +169,15 @@ class Span:
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that was published, with the way to measure it."""
+    """A published claim, with the way to measure it."""
 
     id: str
     title: str
     published: str
-    """With its number."""
+    """What was published, with its number."""
     source: str
     workload: str
-    """As published."""
+    """The published workload."""
     method: str
     """How it is measured here."""
     measure: Callable[[Context], Outcome]

@@ -26,7 +26,7 @@ AZURE = "azure_conv_first2000.csv"
 SARATHI = "sarathi_sharegpt4_lengths_first2048.csv"
 CHAT_MAX_INPUT, CHAT_MAX_OUTPUT = 7_000, 1_000
 FACTORS = (0.2, 0.5, 1.0, 1.2, 2.0, 3.0)
-"""Tokens of an answer for each of the prompt, by application."""
+"""By application, the tokens of an answer for each token of its prompt."""
 
 PREDICTED = "predicted_lengths.jsonl"
 """Lines with prompt_token_ids, num_output_tokens and predicted_tokens, as benchmarks/policies.py writes them."""
@@ -36,17 +36,17 @@ TAU = 0.46
 
 @dataclass(frozen=True)
 class Drawn:
-    """Work at a rate of one request a second, and where it comes from."""
+    """Requests at a rate of one a second, and the source of their lengths."""
 
     work: list[BenchRequest]
     text: str
 
     def at_rate(self, rate: float, count: int | None = None) -> list[BenchRequest]:
-        """The first ones of it, arriving at another rate."""
+        """The first `count` requests, arriving at another rate."""
         return [dataclasses.replace(one, arrival_s=one.arrival_s / rate) for one in self.work[:count]]
 
     def at_once(self, count: int | None = None) -> list[BenchRequest]:
-        """All there from the start."""
+        """The first `count` requests, all there from the start."""
         return [dataclasses.replace(one, arrival_s=0.0) for one in self.work[:count]]
 
 
@@ -85,10 +85,10 @@ def chat(context: Context, count: int) -> Drawn:
 
 
 def applications(context: Context, count: int) -> Drawn:
-    """In turn from several applications: an answer has about `FACTORS` times the tokens of its prompt."""
+    """Requests in turn from several applications: an answer has about `FACTORS` times the tokens of its prompt."""
     part = context.divisor
     prompts = {"kind": "lognormal", "median": 150 / part, "sigma": 0.9, "cap": 1000 // part}
-    # The answers of this draw are not lengths: they say in percent how far the true ones are from what is usual.
+    # The answers of this draw are not lengths: they are the true lengths in percent of the usual ones.
     drawn = _draw(context, count, {"input": prompts, "output": {"kind": "lognormal", "median": 100, "sigma": 0.25}}, "")
     work = [
         dataclasses.replace(
@@ -121,7 +121,7 @@ def sharegpt(context: Context, count: int) -> Drawn:
 
 
 def mixed(context: Context, count: int) -> Drawn:
-    """Nine short prompts to each long document; both get answers of a chat."""
+    """Nine short prompts for each long document; both get answers of a chat's lengths."""
     part = context.divisor
     short = _draw(
         context,
@@ -146,7 +146,7 @@ def mixed(context: Context, count: int) -> Drawn:
 
 
 def shared_prefix(context: Context, count: int, *, prefix: int, tail: int, out: int) -> Drawn:
-    """All begin with the same tokens."""
+    """Requests that all begin with the same tokens."""
     content = {"kind": "shared_prefix", "prefixes": 1, "prefix_tokens": prefix}
     text = f"{count} requests, {prefix:,} common + {tail} own tokens in, {out} out"
     return _draw(context, count, {"input": tail, "output": out, "content": content}, text)
@@ -164,7 +164,7 @@ def equal(context: Context, count: int, *, num_in: int, num_out: int) -> Drawn:
 
 
 def with_options(work: Work, options: Sequence[dict[str, Any]]) -> list[BenchRequest]:
-    """The same requests, each with options of its own more."""
+    """The same requests, each with these further options."""
     return [
         dataclasses.replace(one, options=dataclasses.replace(one.options, **more))
         for one, more in zip(work, options, strict=True)
@@ -178,7 +178,7 @@ def _draw(context: Context, count: int, options: dict[str, Any], text: str) -> D
 
 @dataclass(frozen=True)
 class Predicted:
-    """Work, and a predicted length for each of its requests."""
+    """Requests with a predicted length for each."""
 
     drawn: Drawn
     lengths: list[float]
@@ -186,12 +186,12 @@ class Predicted:
 
     @property
     def tau(self) -> float:
-        """Kendall's, of the predictions with the true lengths."""
+        """Kendall's tau of the predictions with the true lengths."""
         return _tau(self.lengths, [one.num_output_tokens for one in self.drawn.work])
 
 
 def predicted_chat(context: Context, count: int) -> Predicted:
-    """From the data directory if there are predictions in it."""
+    """Chat requests with the predictions in the data directory, or made-up ones if it has none."""
     file = context.data_file(PREDICTED)
     if file is not None and context.divisor == 1:
         return _from_file(context, file, count)
@@ -202,8 +202,8 @@ def predicted_chat(context: Context, count: int) -> Predicted:
 
 
 def predicted_applications(context: Context, count: int) -> Predicted:
-    """Several applications, such as translating or summing up: an answer is about so many times as long as its prompt,
-    which is what is predicted."""
+    """Requests of several applications, such as translating or summing up. An answer's length is about its
+    application's factor times that of its prompt, and this product is the prediction."""
     drawn = applications(context, count)
     lengths = [max(1.0, one.num_prompt_tokens * FACTORS[place % len(FACTORS)]) for place, one in enumerate(drawn.work)]
     made = Predicted(drawn, lengths, "")
@@ -211,7 +211,7 @@ def predicted_applications(context: Context, count: int) -> Predicted:
 
 
 def noisy_lengths(lengths: Sequence[int], *, tau: float, seed: int = 0) -> list[float]:
-    """Predictions with this rank correlation, as near as halving the noise finds it."""
+    """Predictions with this rank correlation, as close as bisecting the noise gets."""
     rng = random.Random(f"{seed}/predictions")
     noise = [rng.gauss(0.0, 1.0) for _ in lengths]
 
@@ -249,7 +249,7 @@ def _from_file(context: Context, file: Path, count: int) -> Predicted:
 
 
 def saturation(context: Context, label: str, drawn: Drawn, **options: Any) -> float:
-    """Requests a second when all of them are there at once."""
+    """Requests served each second when all of them are there at once."""
     return context.run(f"{label}, all at once", drawn.at_once(), **options).requests_s
 
 

@@ -1,4 +1,4 @@
-"""What a claim is measured on. A claim is written once and runs on the real engine and in the simulator alike."""
+"""The testbeds of claims. A claim is written once and runs on the real engine and in the simulator alike."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 Load = Callable[..., "LLMEngine"]
-"""(options over those of the command) → a loaded engine"""
+"""(options that override those of the command) → a loaded engine"""
 
 _WARM_UP_REQUESTS = 64
 _WARM_UP_TOKENS = 24
 
 SHIPPED = "h200-llama31-8b"
 _KV_BYTES = {"fp8": 130 / 256, "int8": 130 / 256, "int4": 98 / 256}
-"""Of a token and head of 128 numbers, with scales, against 16 bits each."""
+"""Bytes of a token and head of 128 numbers, with scales, divided by those in 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Run:
     timelines: Sequence[RequestTimeline]
     duration_s: float
     waste: Sequence[float] = ()
-    """At each step: which part of the KV memory that is kept from others holds nothing."""
+    """At each step: the share of the reserved KV memory that holds nothing."""
     num_running: Sequence[int] = ()
-    """And how many requests were in the batch."""
+    """At each step: how many requests were in the batch."""
 
     @cached_property
     def metrics(self) -> OnlineMetrics:
@@ -68,12 +68,12 @@ class Run:
 
     @property
     def mean_batch(self) -> float:
-        """Requests in the batch, the mean over steps."""
+        """The mean number of requests in the batch over all steps."""
         return statistics.fmean(self.num_running) if self.num_running else 0.0
 
     @property
     def mean_step_s(self) -> float:
-        """Time of a step, waiting for arrivals included."""
+        """The mean time of a step, waiting for arrivals included."""
         return self.duration_s / len(self.num_running) if self.num_running else math.nan
 
     @property
@@ -82,7 +82,7 @@ class Run:
 
     @property
     def per_token_s(self) -> list[float]:
-        """Of each request: from arrival to its last token, over the number of its tokens."""
+        """For each request, the time from arrival to its last token, divided by the number of its tokens."""
         return [timeline.e2e_s / timeline.num_output_tokens for timeline in self.timelines]
 
 
@@ -93,17 +93,17 @@ class Testbed(Protocol):
 
     @property
     def description(self) -> str:
-        """Which model and machine."""
+        """The model and the machine."""
         ...
 
     @property
     def trust(self) -> str:
-        """How far its numbers are from measured ones, in a few words; empty where they are measured."""
+        """A short text on how large the errors of its numbers may be; empty if they are measured."""
         ...
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it takes so long that work has to be small."""
+        """Whether it is so slow that work has to be small."""
         ...
 
     @property
@@ -114,7 +114,7 @@ class Testbed(Protocol):
 
     @property
     def bytes_per_token(self) -> float:
-        """Of KV memory."""
+        """Bytes of KV memory for a token."""
         ...
 
     @property
@@ -122,7 +122,7 @@ class Testbed(Protocol):
 
     @property
     def kv_tokens(self) -> int:
-        """Room in the KV memory."""
+        """The number of tokens for which the KV memory has room."""
         ...
 
     def run(
@@ -134,12 +134,12 @@ class Testbed(Protocol):
         progress: Meter | None = None,
         **options: Any,
     ) -> Run:
-        """Serve it with these options of scheduler and cache, everything else as by default, without a prefix cache. KV
-        memory and the longest request can be made smaller."""
+        """Serve the work with these options of scheduler and cache, with defaults for all others, and without a prefix
+        cache. The KV memory and the longest request can be made smaller."""
         ...
 
     def use_kv_dtype(self, kv_dtype: str | None) -> None:
-        """From now on with keys and values in this format; `None`: as at first."""
+        """Keep keys and values in this format from now on; `None`: the format at the start."""
         ...
 
 
@@ -193,7 +193,7 @@ class EngineTestbed:
         progress: Meter | None = None,
         **options: Any,
     ) -> Run:
-        """On a GPU some like it go before, until kernels are compiled and graphs are captured."""
+        """Serve the work. On a GPU similar requests run before, until kernels are compiled and graphs are captured."""
         part = {**self._part(kv_tokens, max_model_len), "enable_prefix_caching": False, **options}
         engine = self._model.reschedule(**part)
         check_room(work, engine.plan.max_model_len)
@@ -207,16 +207,16 @@ class EngineTestbed:
         return Run(done.timelines, done.duration_s, watch.waste, watch.num_running)
 
     def use_kv_dtype(self, kv_dtype: str | None) -> None:
-        """Loads the model again: memory was laid out for the other format."""
+        """Load the model again, since memory was laid out for the other format."""
         self._model.shutdown()
         self._model = _loaded(self._load(**({} if kv_dtype is None else {"kv_cache_dtype": kv_dtype})))
 
     def close(self) -> None:
-        """The model is not needed any more."""
+        """Free the model."""
         self._model.shutdown()
 
     def _part(self, kv_tokens: int | None, max_model_len: int | None) -> dict[str, int]:
-        """Of the memory and the longest request, as much as there is at most."""
+        """The memory and the longest request as options, at most as large as the engine's."""
         plan = self._model.plan
         num_blocks = plan.num_blocks if kv_tokens is None else kv_tokens // plan.block_size
         return {
@@ -233,7 +233,7 @@ def _loaded(engine: LLMEngine) -> LoadedModel:
 
 
 class _Watch:
-    """The engine's step, and what the batch was like before it."""
+    """Steps the engine, and records the batch before each step."""
 
     def __init__(self, engine: LLMEngine) -> None:
         self._engine = engine
@@ -249,7 +249,7 @@ class _Watch:
 
 
 def _warm_up(work: Work) -> list[BenchRequest]:
-    """Its first requests, all at once and cut short."""
+    """The first requests, all at once and cut short."""
     return [
         dataclasses.replace(
             one, arrival_s=0.0, after=None, num_output_tokens=min(one.num_output_tokens, _WARM_UP_TOKENS)
@@ -268,7 +268,7 @@ class SimulatedTestbed:
 
     @classmethod
     def open(cls, path: str | Path | None = None) -> SimulatedTestbed:
-        """From a calibration's file, or by the name of one that is shipped."""
+        """Load a calibration's file, or a shipped one by its name."""
         return cls(Calibration.find(SHIPPED if path is None else path))
 
     @property
@@ -286,7 +286,7 @@ class SimulatedTestbed:
 
     @property
     def is_cpu(self) -> bool:
-        """Time is virtual here."""
+        """False, since time is virtual here."""
         return False
 
     @property
@@ -328,7 +328,8 @@ class SimulatedTestbed:
         return Run(done.timelines, done.duration_s, done.waste, done.num_running)
 
     def use_kv_dtype(self, kv_dtype: str | None) -> None:
-        """What is known without measuring: a token takes fewer bytes, so more fit, and reading one takes less time."""
+        """Adjust what is known without measuring: a token takes fewer bytes, so more tokens fit, and reading one takes
+        less time."""
         if kv_dtype is None:
             self._calibration = self._first
             return

@@ -1,1 +1,1 @@
-"""Learning from a traffic log to tell long answers from short ones beforehand."""
+"""Training of a length predictor from a traffic log."""

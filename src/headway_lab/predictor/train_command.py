@@ -1,4 +1,4 @@
-"""`headway train-predictor`: from a traffic log to a file that tells long answers from short ones beforehand."""
+"""`headway train-predictor`: trains a length predictor from a traffic log and writes it to a file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ LEAST_HELD_OUT = 10
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds per request, from token ids to a length: asked one at a time, and 64 at once. The median of many."""
+    """Seconds per request, from token ids to a length: for one request at a time, and for 64 at once. Each is the
+    median of many."""
 
     single_s: float
     batched_s: float
@@ -56,7 +57,7 @@ class Cost:
 def compare(
     train: Sequence[TrafficRecord], held_out: Sequence[TrafficRecord], ranker: LearnedRanker
 ) -> dict[str, Quality]:
-    """Of each predictor on held-out requests. Statistics see the training part once, in its order."""
+    """The quality of each predictor on held-out requests. Statistics see the training part once, in its order."""
     actual = [record.num_output_tokens for record in held_out]
     statistics = RunningStatistics()
     for record in train:
@@ -72,7 +73,7 @@ def compare(
 def measure_cost(
     ranker: LearnedRanker, sample: Sequence[PromptFeatures], now: Callable[[], float] = time.perf_counter
 ) -> Cost:
-    """On prompts as long as those of the sample, with text where these had it."""
+    """Measure the cost on prompts as long as those of the sample, with text if these had it."""
     prompts = [_made_up(sample[i % len(sample)], i) for i in range(BATCH)]
 
     def timed(batch: Sequence[PromptView]) -> float:
@@ -87,7 +88,7 @@ def measure_cost(
 
 
 def _made_up(like: PromptFeatures, number: int) -> PromptView:
-    """A prompt of the same size; logs need not hold the real tokens."""
+    """A prompt of the same size, since logs need not hold the real tokens."""
     length = max(like.keys.num_prompt_tokens, 1)
     return PromptView(
         [(7919 * (number + 1) * (place + 3)) % MADE_UP_VOCABULARY for place in range(length)],
@@ -198,13 +199,13 @@ def _report(
 
 
 def _table(qualities: Mapping[str, Quality]) -> str:
-    """As a table of Markdown, which goes into a document as it is."""
+    """A table in Markdown, which can be copied into a document."""
     lines = [
         "| predictor | Kendall tau | pairs in order | mean abs. log error | predicted / true tokens |",
         "|---|--:|--:|--:|--:|",
     ]
     for name, each in qualities.items():
-        # A prompt's length orders answers, but is no guess of theirs.
+        # A prompt's length orders answers, but does not predict their lengths.
         lengths = "| – | – |" if name == "prompt length" else f"| {each.log_error:.3f} | {each.bias:.2f} |"
         lines.append(f"| {name} | {each.kendall_tau:.3f} | {100 * each.accuracy:.1f}% {lengths}")
     return "\n".join(lines)

@@ -1,23 +1,23 @@
-"""Training of the learned ranker: which objective and how many trees is decided by measurement.
+"""Training of the learned ranker. Measurements choose the objective and the number of trees.
 
-Two objectives are tried. `regression` fits a root of the length; `lambdarank` fits the order inside random
-groups of requests, as a scheduler sees them in its queue. Each is trained on all folds but one and asked about that
-one, in turn; folds do not divide conversations. The objective and the number of trees with the highest Kendall tau
-there win, and the final model is trained on everything. The scores of the held-back folds also make the table from
-score to length, because the scores of requests that a model was trained on are too good.
+Two objectives are tried. `regression` fits a root of the length; `lambdarank` fits the order inside random groups of
+requests, as a scheduler sees them in its queue. Each is trained on all folds but one and predicts that one, in turn;
+folds do not divide conversations. The objective and the number of trees with the highest Kendall tau there are chosen,
+and the final model is trained on everything. The scores of the held-back folds also make the table from score to
+length, because the scores of requests that a model was trained on are too good.
 
-Everything is decided by the seed, and one thread is used: the same log gives the same model.
+Training depends only on the log and the seed, and uses one thread, so the same log gives the same model.
 
-Answers that were cut: their length is not known, only that it is at least what was made. Taking the cut for the length
+The length of a cut answer is not known, only that it is at least the generated tokens. Taking the cut as the length
 would teach that prompts sent with a small `max_tokens` have short answers. Instead the logarithm of such a length is
-replaced by its mean over answers that went on past the cut, E[log L | L > cut]. The distribution of L is Kaplan and
-Meier's estimate, which uses cut answers for as long as they were seen. Where no answer is known to have gone beyond the
-cut, the cut itself is taken.
+replaced by its mean over answers that continued past the cut, E[log L | L > cut]. The distribution of L is Kaplan and
+Meier's estimate, which uses cut answers up to their cut. If no answer is known to have continued past the cut, the cut
+itself is taken.
 
-Turns of one conversation, and one question asked again, must not stand on both sides of a split. A log has no ids of
+Turns of one conversation, and repetitions of one question, must not be on both sides of a split. A log has no ids of
 conversations, but the turns of one begin alike. So a request's group is the shortest beginning that few others share;
-beginnings that many share are a system prompt or a template. Where all of its beginnings are common, it is grouped with
-its equals only.
+beginnings that many share are a system prompt or a template. If all of its beginnings are common, it is grouped only
+with equal requests.
 
 The table from score to length is made from requests that the model had not seen: sorted by score and cut into groups of
 equal size, each group gives a point (mean score, mean log length), made to rise strictly where chance has it fall.
@@ -49,15 +49,16 @@ OBJECTIVES = ("regression", "lambdarank")
 LEAST_RECORDS = 100
 NUM_FOLDS = 4
 NUM_TREES = (50, 100, 150, 200, 300, 400)
-"""Numbers of trees that are tried."""
+"""The numbers of trees that are tried."""
 QUEUE_SIZE = 64
-"""Requests that lambdarank compares with each other."""
+"""The number of requests that lambdarank compares with each other."""
 ROOT = 0.25
 """Regression fits this power of the length. The mean wait is least in order of expected lengths, to which the rare very
 long answers add much, and Kendall tau is highest in order of logarithms, to which they add little. This is in between:
 it loses a hundredth of tau and wins a tenth of the wait for the first token (benchmarks/RESULTS.md)."""
 NUM_GRADES = 31
-"""Into so many grades of length lambdarank's requests are sorted; LightGBM allows no more without a table of gains."""
+"""The number of grades of length into which lambdarank's requests are sorted; LightGBM allows no more without a table
+of gains."""
 
 _COMMON = {
     "learning_rate": 0.05,
@@ -93,25 +94,25 @@ SHIFT_STEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class PairCounts:
-    """Of all pairs of requests: how many the prediction orders as the truth does."""
+    """For how many of all pairs of requests the prediction has the true order."""
 
     concordant: int
     discordant: int
     tied_truth: int
-    """Equally long in truth; `tied_both` among them."""
+    """Pairs of truly equal lengths; `tied_both` among them."""
     tied_prediction: int
     tied_both: int
 
     @property
     def kendall_tau(self) -> float:
-        """Tau-b: 1 the same order, 0 no relation, -1 the reverse; ties on either side are allowed for."""
+        """Tau-b: 1 for the same order, 0 for no relation, -1 for the reverse; it allows for ties on either side."""
         total = self._num_comparable + self.tied_truth
         scale = math.sqrt((total - self.tied_truth) * (total - self.tied_prediction))
         return (self.concordant - self.discordant) / scale if scale else 0.0
 
     @property
     def accuracy(self) -> float:
-        """Share of pairs of different lengths that are ordered right; one that is predicted equal is half right."""
+        """Share of pairs of different lengths that are ordered right; a pair with equal predictions is half right."""
         half = (self.tied_prediction - self.tied_both) / 2
         return (self.concordant + half) / self._num_comparable if self._num_comparable else 0.5
 
@@ -121,7 +122,7 @@ class PairCounts:
 
 
 def count_pairs(predicted: Sequence[float], actual: Sequence[float]) -> PairCounts:
-    """From scipy's tau-b and the numbers of ties."""
+    """Count the pairs from scipy's tau-b and the numbers of ties."""
     from scipy.stats import kendalltau
 
     num_pairs = len(predicted) * (len(predicted) - 1) // 2
@@ -142,11 +143,11 @@ def count_pairs(predicted: Sequence[float], actual: Sequence[float]) -> PairCoun
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Of one predictor on some requests."""
+    """The quality of one predictor on some requests."""
 
     kendall_tau: float
     accuracy: float
-    """Of the order of pairs."""
+    """The accuracy of the order of pairs."""
     log_error: float
     """Mean absolute difference of the logarithms: 0.69 is a factor of two."""
     bias: float
@@ -165,12 +166,12 @@ def quality(predicted: Sequence[float], actual: Sequence[float]) -> Quality:
 
 
 def _num_ties(values: Iterable[object]) -> int:
-    """Pairs of equal values."""
+    """The number of pairs of equal values."""
     return sum(count * (count - 1) // 2 for count in Counter(values).values())
 
 
 def log_lengths(num_output_tokens: npt.ArrayLike, is_cut: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """The logarithm of each length, of cut ones as it is to be expected."""
+    """The logarithm of each length; for cut answers, its expected value."""
     logs = np.log(np.maximum(np.asarray(num_output_tokens, dtype=np.float64), 1.0))
     cut = np.asarray(is_cut, dtype=bool)
     times, mass = _distribution(logs, cut)
@@ -197,7 +198,7 @@ def _distribution(logs: npt.NDArray[np.float64], cut: npt.NDArray[np.bool_]) -> 
 
 
 def group_draws(features: Sequence[PromptFeatures], seed: int) -> list[float]:
-    """A number in [0, 1) for each request, the same for a whole group."""
+    """A number in [0, 1) for each request, the same for all requests of a group."""
     most = max(MOST_TURNS, MOST_SHARE * len(features))
     counts = Counter(head for each in features for head in enumerate(each.keys.heads))
     draws = []
@@ -222,13 +223,13 @@ class _Trial:
     tau: float
     num_trees: int
     scores: Floats
-    """Of each request, from a model that had not seen it."""
+    """The score of each request, from a model that was not trained on it."""
 
 
 def split_records(
     records: Sequence[TrafficRecord], share: float, seed: int
 ) -> tuple[list[TrafficRecord], list[TrafficRecord]]:
-    """Records to train on, and about that share of them held out. Conversations stay together."""
+    """The records to train on, and about the given share of them held out. Conversations stay together."""
     is_held_out = [draw < share for draw in group_draws([record.features for record in records], seed)]
     kept = [record for record, out in zip(records, is_held_out) if not out]
     return kept, [record for record, out in zip(records, is_held_out) if out]
@@ -292,7 +293,7 @@ def _try(
     seed: int,
     note: Callable[[], None],
 ) -> _Trial:
-    """Train without each fold in turn, and see with how many trees the others are ordered best."""
+    """Train without each fold in turn, and find the number of trees that orders the left-out requests best."""
     scores = np.zeros((len(NUM_TREES), len(targets)))
     taus = []
     for fold in sorted(set(folds.tolist())):
@@ -320,13 +321,14 @@ def _fit(objective: str, matrix: npt.NDArray[np.float32], targets: Floats, num_t
 
 
 def _grades(targets: Floats) -> npt.NDArray[np.int_]:
-    """0 for the shortest, NUM_GRADES - 1 for the longest; about equally many of each, equal lengths equal."""
+    """A grade for each target: 0 for the shortest, NUM_GRADES - 1 for the longest. Grades have about equally many
+    targets, and equal lengths have equal grades."""
     place = np.searchsorted(np.sort(targets), targets, side="left")
     return (place * NUM_GRADES // len(targets)).astype(np.int_)
 
 
 def calibrate(scores: Floats, log_lengths: Floats) -> ScoreCalibration:
-    """A table for these scores, which belong to requests that the model has not learnt from."""
+    """A table for these scores, which must come from models that were not trained on the requests."""
     order = np.argsort(scores, kind="stable")
     num_points = int(np.clip(len(scores) // LEAST_GROUP, 2, MOST_POINTS))
     groups = [group for group in np.array_split(order, num_points) if len(group)]
@@ -341,7 +343,8 @@ def calibrate(scores: Floats, log_lengths: Floats) -> ScoreCalibration:
 def centred(
     table: ScoreCalibration, scores: Floats, max_tokens: Sequence[int | None], num_output_tokens: Floats
 ) -> ScoreCalibration:
-    """The table, shifted so that the expected lengths add up to the true ones: these are log-normal only roughly."""
+    """The table, shifted so that the expected lengths add up to the true ones, since lengths are log-normal only
+    roughly."""
     logs = table.log_lengths_of(scores).tolist()
     wanted = float(num_output_tokens.sum())
     low, high = -MOST_SHIFT, MOST_SHIFT
@@ -353,7 +356,7 @@ def centred(
 
 
 def _rising(xs: Sequence[float], ys: Sequence[float]) -> list[tuple[float, float]]:
-    """Pool neighbours whose order is wrong (isotonic regression), then drop what is still level."""
+    """Merge neighbours whose order is wrong (isotonic regression), then drop points that do not rise."""
     pools: list[tuple[float, float, int]] = []
     for x, y in zip(xs, ys):
         count = 1

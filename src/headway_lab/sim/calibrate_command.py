@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def calibrate_with_bar(engine: LLMEngine, *, model: str, seconds: float) -> Calibration:
-    """Calibrate, and show how far it is."""
+    """Calibrate, and show the progress."""
     from headway_lab.sim.calibration_run import calibrate
 
     with meter(1.0, "Calibrating") as shown:

@@ -1,7 +1,7 @@
-"""A calibrated machine, as far as scheduling can tell: what `headway calibrate` writes and every simulation reads.
+"""The calibration of a machine and an engine, which `headway calibrate` writes and every simulation reads.
 
-The file is JSON. It has the cost model with its errors, the host's time, the KV memory, and the options of the engine
-that was measured; a simulation runs with those options unless others are given.
+The file is JSON. It has the cost model with its errors, the host's time, the KV memory, and the options of the measured
+engine. A simulation runs with those options unless others are given.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _KIND = "headway calibration"
 
 @dataclass(frozen=True)
 class HostTime:
-    """Seconds for a step, and for each request in it. Where steps overlap, it passes beside the device's work."""
+    """The host's seconds for a step, and for each request in it. Where steps overlap, this time runs beside the
+    device's work."""
 
     before_s: float = 0.0
     before_row_s: float = 0.0
@@ -43,20 +44,20 @@ class HostTime:
     after_row_s: float = 0.0
 
     def before(self, num_rows: int) -> float:
-        """From the end of the step before until the device has this one."""
+        """Seconds from the end of the step before until this step is on the device."""
         return self.before_s + self.before_row_s * num_rows
 
     def after(self, num_rows: int) -> float:
-        """From the device's result until the tokens are out."""
+        """Seconds from the device's result until the tokens are out."""
         return self.after_s + self.after_row_s * num_rows
 
     def scaled(self, factor: float) -> HostTime:
-        """A host that takes so many times as long."""
+        """A host that takes `factor` times as long."""
         return HostTime(**{name: factor * value for name, value in asdict(self).items()})
 
     @staticmethod
     def fit(steps: Sequence[tuple[int, float, float]]) -> HostTime:
-        """From (requests, seconds before, seconds after) of measured steps."""
+        """Fit to (requests, seconds before, seconds after) of measured steps."""
         if not steps:
             return HostTime()
         rows, before, after = (np.array(side, dtype=np.float64) for side in zip(*steps, strict=True))
@@ -67,7 +68,7 @@ class HostTime:
 
     @staticmethod
     def from_json(document: dict[str, Any]) -> HostTime:
-        """What `as_json` made; `ValueError` or `TypeError` for anything else."""
+        """Read what `as_json` made; `ValueError` or `TypeError` for anything else."""
         host = HostTime(**{name: float(value) for name, value in document.items()})
         if min(asdict(host).values()) < 0.0:
             raise ValueError("the host's time is negative")
@@ -75,7 +76,7 @@ class HostTime:
 
 
 def _line(rows: np.ndarray[Any, np.dtype[np.float64]], seconds: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
-    """(constant, per row)"""
+    """Fit a line and return (constant, seconds per row)."""
     usual = seconds <= _OUTLIER * np.median(seconds)
     terms = np.stack([np.ones(int(usual.sum())), rows[usual]], axis=1)
     return [float(c) for c in non_negative_least_squares(terms, seconds[usual])]
@@ -96,9 +97,9 @@ class Machine:
     restore_block_s: float = 0.0
     bytes_per_block: int = 0
     ranks: Ranks = field(default_factory=Ranks)
-    """If it is one of several devices that have a part of the model each."""
+    """What each rank sends, if the machine is one of several devices that have a part of the model each."""
     link: Link = field(default_factory=Link)
-    """From each of them to the others, and to other machines."""
+    """The link from each rank to the others, and to other machines."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,13 @@ class Calibration:
     scheduler: Mapping[str, Any] = field(default_factory=dict)
     """Options of the engine's scheduler, with the defaults of its device."""
     cache: Mapping[str, Any] = field(default_factory=dict)
-    """And those of its cache that a simulation honours."""
+    """The cache's options that a simulation uses."""
     num_host_slots: int = 0
     restore_block_s: float = 0.0
     bytes_per_block: int = 0
     tensor_parallel_size: int = 1
-    """Measured was one rank of so many, without waiting for the others: what travels between them is added."""
+    """The number of ranks. If it is above 1, one rank was measured without waiting for the others; a simulation adds
+    the transfers."""
     num_layers: int = 0
     hidden_size: int = 0
     model: str = ""
@@ -135,7 +137,7 @@ class Calibration:
 
     @staticmethod
     def of_engine(engine: LLMEngine, cost: CostModel, host: HostTime, *, model: str = "") -> Calibration:
-        """Read off the engine what a simulation has to know."""
+        """Read from the engine what a simulation has to know."""
         plan = engine.plan
         cache = engine.config.cache
         return Calibration(
@@ -164,7 +166,7 @@ class Calibration:
 
     @property
     def ranks(self) -> Ranks:
-        """What travels between the devices that have a part of the model each."""
+        """What travels between the ranks of the model."""
         value_bytes = _VALUE_BYTES.get(self.dtype, 2)
         return Ranks(self.tensor_parallel_size, self.num_layers, self.hidden_size, self.vocab_size, value_bytes)
 
@@ -185,30 +187,30 @@ class Calibration:
 
     @property
     def device_kind(self) -> str:
-        """Whose defaults hold for options that the file leaves open."""
+        """The kind of device whose defaults hold for options that the file leaves open."""
         return "cuda" if self.device.startswith("cuda") else "cpu"
 
     def scheduler_settings(self, **options: Any) -> SchedulerSettings:
-        """The measured engine's, but for these options."""
+        """The measured engine's settings, with these options changed."""
         return SchedulerConfig(**{**self.scheduler, **options}).resolve(self.device_kind)
 
     def cache_settings(self, **options: Any) -> CacheSettings:
-        """Likewise."""
+        """The measured cache's settings, with these options changed."""
         given = {**self.cache, **options}
         block_size = given.get("block_size") or self.block_size
         return CacheConfig(**{**given, "block_size": block_size}).resolve(self.device_kind)
 
     def scaled(self, factor: float) -> Calibration:
-        """The same machine when it takes so many times as long for everything."""
+        """The same machine with all times multiplied by `factor`."""
         return dataclasses.replace(self, cost=self.cost.scaled(factor), host=self.host.scaled(factor))
 
     def as_json(self) -> dict[str, Any]:
-        """As it stands in the file."""
+        """The content of the file."""
         plain = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
         return {"kind": _KIND, "format": FORMAT, **plain, "cost": self.cost.as_json(), "host": self.host.as_json()}
 
     def save(self, path: str | Path) -> None:
-        """As JSON; `ConfigError` if it cannot be written."""
+        """Write the calibration as JSON; `ConfigError` if it cannot be written."""
         try:
             Path(path).write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
         except OSError as error:
@@ -216,7 +218,7 @@ class Calibration:
 
     @staticmethod
     def find(name_or_path: str | Path) -> Calibration:
-        """A file, or one of the machines that are shipped, by its name."""
+        """Load a calibration from a file, or that of a shipped machine by its name."""
         shipped = shipped_machines()
         text = str(name_or_path)
         if text in shipped and not Path(text).exists():
@@ -231,7 +233,7 @@ class Calibration:
 
     @staticmethod
     def load(path: str | Path) -> Calibration:
-        """What `save` wrote; `ConfigError` if it is something else."""
+        """Read what `save` wrote; `ConfigError` if it is something else."""
         try:
             document = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:

@@ -1,6 +1,6 @@
 """Measuring what steps cost on this machine, so that the simulator can stand in for it.
 
-Waves of requests are run as a server runs them: they stream, and some arrive while others generate.
+The engine runs waves of requests as a server does: they stream, and some arrive while others generate.
 
     crowd     many short prompts at once, then steps that only decode, with ever fewer rows
     stream    prompts of all lengths arrive while others generate, few or many: chunks beside decodes
@@ -8,12 +8,12 @@ Waves of requests are run as a server runs them: they stream, and some arrive wh
     deep      few or many long prompts, then steps that only decode and read much of the cache
 
 Prompts are as long as the machine can compute in a second or two, so that slow machines see many waves too. Fast ones
-generate for longer: a device has to be busy for some steps until the host runs ahead of it as it does under load.
+generate for longer, since a device has to be busy for some steps before the host launches steps early, as under load.
 
-Each step's work and time are noted, and a cost model is fitted to them. What has never run before (a kernel to compile)
-is slow once: the waves run unmeasured first, then again from the beginning, and steps that took several times what the
-fit expects are thrown away. A machine is not always as fast: it heats up, or has other work. Between two waves the same
-small step is timed, and the times of a wave are put in proportion to it before they are compared with other waves.
+Each step's work and time are recorded, and a cost model is fitted to them. The first run of a kernel that has to be
+compiled is slow, so the waves first run unmeasured, then again from the beginning, and steps that took several times
+what the fit expects are dropped. A machine's speed changes: it heats up, or has other work. So between two waves the
+same small step is timed, and the times of a wave are divided by it before they are compared with other waves.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _DEEP_TOKENS = 512  # of each prompt of a deep wave, at least, where there are m
 DEFAULT_SECONDS = 40.0
 TEMPERATURE = 1.0
 
-_NUM_WAVES = 16  # at least so many; one that takes longer is broken off,
+_NUM_WAVES = 16  # at least this many; a wave that takes longer is cut short,
 _LEAST_WAVE_S = 0.5  # unless it has just begun
 _WARM_UP_SHARE = 0.2
-_PROBE_TOKENS, _PROBE_TOKENS_GPU = 256, 1024  # of the prompts that tell how fast the machine is
+_PROBE_TOKENS, _PROBE_TOKENS_GPU = 256, 1024  # of the prompts that measure how fast the machine is
 _REFERENCE_STEPS = 3
 
 
@@ -70,16 +70,16 @@ class WaveLimits:
     max_model_len: int
     num_cache_tokens: int
     num_prompt_tokens: int
-    """So many can be computed in about a second."""
+    """About as many prompt tokens as the machine computes in a second."""
 
     @property
     def patience(self) -> int:
-        """How many times as many tokens are generated as where steps take long."""
+        """By what factor more tokens are generated than on a machine whose steps take long."""
         return min(max(self.num_prompt_tokens // _PATIENT_TOKENS, 1), _MOST_PATIENCE)
 
 
 def waves(limits: WaveLimits, rng: random.Random) -> Iterator[Wave]:
-    """One of each kind after the other, forever."""
+    """Yield one wave of each kind after the other, forever."""
     make = {"crowd": _crowd, "stream": _stream, "long": _long, "deep": _deep}
     while True:
         for kind in KINDS:
@@ -129,7 +129,7 @@ def _deep(limits: WaveLimits, rng: random.Random) -> Wave:
 
 
 def _fitting(wave: Wave, limits: WaveLimits) -> Wave:
-    """No request longer than the model takes, and no more of them than the batch and the cache hold."""
+    """Shorten requests to what the model takes, and drop those that neither the batch nor the cache has room for."""
     kept: Wave = []
     room = limits.num_cache_tokens
     for request in wave[: limits.max_num_seqs]:
@@ -156,21 +156,22 @@ def calibrate(
     progress: Meter | None = None,
     now: Now = time.perf_counter,
 ) -> Calibration:
-    """Run the engine for about so long by its clock. It must be idle, and warm. `model`: its name, for people."""
+    """Measure the engine for about `seconds` by its clock. It must be idle and warm. `model` is its name, for
+    people."""
     measured = measure_waves(engine, seconds=seconds, seed=seed, temperature=temperature, progress=progress, now=now)
     return Calibration.of_engine(engine, _fit_cost(measured), _fit_host(measured), model=model)
 
 
 @dataclass(frozen=True)
 class MeasuredWave:
-    """The steps of a wave, and how fast the machine was meanwhile: seconds of the same small step."""
+    """The steps of a wave, and the seconds of the same small step at that time, which show how fast the machine was."""
 
     samples: Sequence[StepSample]
     reference_s: float
 
 
 def _fit_cost(measured: Sequence[MeasuredWave]) -> CostModel:
-    """All steps as if the machine had always had its mean speed."""
+    """Fit a cost model to all steps, scaled as if the machine had always had its mean speed."""
     usual_s = _usual(measured)
     steps = [
         (sample.work, sample.duration_s * usual_s / wave.reference_s) for wave in measured for sample in wave.samples
@@ -190,7 +191,7 @@ def _fit_host(measured: Sequence[MeasuredWave]) -> HostTime:
 
 
 def _usual(measured: Sequence[MeasuredWave]) -> float:
-    """The mean reference over the time, not over the waves: slow times last longer."""
+    """The mean reference time, weighted by duration and not by wave: slow times last longer."""
     weights = [sum(sample.duration_s for sample in wave.samples) for wave in measured]
     work_done = sum(weight / wave.reference_s for weight, wave in zip(weights, measured, strict=True))
     return sum(weights) / work_done if work_done else 1.0
@@ -205,7 +206,7 @@ def measure_waves(
     progress: Meter | None = None,
     now: Now = time.perf_counter,
 ) -> list[MeasuredWave]:
-    """Waves of all kinds, after a warm-up with the same ones."""
+    """Run waves of all kinds, after a warm-up with the same ones, and return their steps."""
     started_s = now()
     measured: list[MeasuredWave] = []
 
@@ -244,7 +245,8 @@ class _Waves:
         self._engine, self._meter, self._rng, self._temperature, self._now = engine, meter, rng, temperature, now
 
     def prompt_rate(self) -> float:
-        """Prompt tokens per second, roughly: of the second of two prompts, when nothing is new any more."""
+        """Prompt tokens per second, roughly. Measured on the second of two prompts, when nothing has to be compiled any
+        more."""
         plan = self._engine.plan
         wanted = _PROBE_TOKENS_GPU if plan.device.startswith("cuda") else _PROBE_TOKENS
         num_tokens = min(wanted, plan.max_model_len // 2)
@@ -253,12 +255,12 @@ class _Waves:
         return num_tokens / sum(sample.duration_s for sample in samples)
 
     def reference_s(self) -> float:
-        """The time of a step that is always the same."""
+        """Seconds of a step that always has the same work."""
         samples = self.run([PlannedRequest(4, 1 + _REFERENCE_STEPS, at_step=0)])
         return statistics.median(sample.duration_s for sample in samples[1:])
 
     def run(self, wave: Wave, *, lasts_s: float = float("inf")) -> list[StepSample]:
-        """A wave to its end, or until its time is over."""
+        """Run a wave to its end, or until its time is over, and return its steps."""
         engine, meter = self._engine, self._meter
         expected = sorted(wave, key=lambda request: request.at_step)
         ends_at_s = self._now() + lasts_s

@@ -1,4 +1,4 @@
-"""How long a step takes, from what is in it: a sum of simple terms, fitted to measured steps.
+"""The cost model: predicts how long a step takes from its work, as a sum of simple terms fitted to measured steps.
 
     steps that only decode                      steps with chunks of prompts
       constant   reading the weights              constant   the same, without a captured graph
@@ -10,15 +10,15 @@
       chunk pairs   pairs of tokens that chunks compare
       moved blocks  KV blocks copied to or from the host, and within the device
 
-Rows and tokens may cost more from certain numbers on, where reading the weights no longer hides them. No coefficient
-is negative, so a step with more in it is never faster than another of its kind. But for one: a single row alone has
-kernels of its own on many devices, and is in proportion to what the terms say of it.
+Rows and tokens may cost more above certain numbers, where reading the weights no longer hides them. No coefficient is
+negative, so a step with more work is never faster than another of its kind. The exception is a single row alone: many
+devices have separate kernels for it, so its time is a fixed factor times what the terms say.
 
-A model that is divided among several devices (`Ranks`) also waits for sums and logits to travel between them. That is
-not fitted: it follows from what travels and from how fast the link is (`Link`).
+A model that is divided among several devices (`Ranks`) also waits for sums and logits to travel between them. That time
+is not fitted: it is computed from the bytes that travel and from the speed of the link (`Link`).
 
-Steps with the same work do not take the same time: other processes, clocks, caches. What is fitted is the mean, and how
-far the measured steps spread around it is kept (`spread`), for a simulation to draw from.
+Steps with the same work vary in time, because of other processes, clocks and caches. The mean is fitted, and the spread
+of the measured steps around it is kept (`spread`), for a simulation to draw from.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from headway.errors import ConfigError
 
 StepKind = Literal["decode", "mixed", "prefill"]
 STEP_KINDS: tuple[StepKind, ...] = ("decode", "mixed", "prefill")
-"""One token each; chunks of prompts beside those; chunks only."""
+"""decode: one token for each request; mixed: prompt chunks beside those; prefill: prompt chunks only."""
 
 ROW_KNEES = (0, 8, 32, 64, 128)
 TOKEN_KNEES = (0, 32, 64, 128, 256, 512, 1024, 2048)
-"""From each of these numbers on, another one may cost more."""
+"""Above each of these numbers, a further token may cost more."""
 
 TERMS = (
     "decode constant",
@@ -54,12 +54,12 @@ TERMS = (
     "chunk pairs",
     "moved blocks",
 )
-"""What the coefficients stand for, in their order."""
+"""The names of the coefficients, in the order of `CostModel.coefficients`."""
 
 _LEAST_STEPS = 20
 _LEAST_LONE = 8  # steps with a single row, and others that decode
 _OUTLIER = 3.0  # times slower than expected: something was compiled, or captured
-_NUM_ROUNDS = 12  # of the fit, each weighing the steps by how far the one before was off
+_NUM_ROUNDS = 12  # of the fit, each weighing the steps by the error of the round before
 _SMALL_DEVIATION = 0.02
 _NUM_QUANTILES = 201  # of the spread; far apart, a single slow step would stretch the whole last part
 _TABLE_SIZE = 4096
@@ -71,13 +71,13 @@ class StepWork:
 
     num_tokens: int
     num_rows: int
-    """Requests in the step; one that verifies guesses counts for each of its tokens."""
+    """Requests in the step; one that verifies drafted tokens counts once for each of its tokens."""
     num_sampled: int
-    """Requests that get a token out of it."""
+    """Requests for which the step samples a token."""
     num_context_tokens: int
     """Keys and values that single tokens read: one for each token of their contexts."""
     num_chunks: int = 0
-    """Requests with more than one token."""
+    """Requests that compute more than one token."""
     num_chunk_pairs: float = 0.0
     """Pairs of tokens that chunks compare."""
     num_moved_blocks: int = 0
@@ -116,30 +116,30 @@ class StepWork:
 
 @dataclass(frozen=True)
 class Link:
-    """Between two devices, in each direction at once. By default about as fast as NVLink."""
+    """A link between two devices, used in both directions at once. By default about as fast as NVLink."""
 
     gb_s: float = 450.0
     latency_s: float = 8e-6
 
     def seconds(self, num_bytes: float) -> float:
-        """From the first byte sent to the last one there."""
+        """Seconds from the first byte sent until the last byte has arrived."""
         return self.latency_s + num_bytes / (1e9 * self.gb_s)
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Devices that have a part of every layer each, and what they tell each other in a step: after attention and after
-    the MLP of every layer the sum of all parts, and in the end the logits."""
+    """Devices that have a part of every layer each, and what they send each other in a step: the sums of all parts
+    after attention and after the MLP of every layer, and the logits at the end."""
 
     number: int = 1
     num_layers: int = 0
     hidden_size: int = 0
     vocab_size: int = 0
     value_bytes: int = 2
-    """Of an activation."""
+    """Bytes of an activation."""
 
     def seconds(self, work: StepWork, link: Link) -> float:
-        """What a step takes beside the computing."""
+        """Seconds that a step spends on transfers."""
         if self.number == 1:
             return 0.0
         sums_s = 2 * self.num_layers * self._sum_s(work.num_tokens * self.hidden_size * self.value_bytes, link)
@@ -147,7 +147,8 @@ class Ranks:
         return sums_s + (link.seconds(logits * (self.number - 1) / self.number) if logits else 0.0)
 
     def _sum_s(self, num_bytes: int, link: Link) -> float:
-        """Each sends all it has to all others at once; or parts go round twice, to be added up and to be told."""
+        """Seconds of a sum over all ranks: either each rank sends all its data to all others at once, or parts go round
+        a ring twice, once to be added up and once to be distributed."""
         num_others = self.number - 1
         at_once_s = link.seconds(num_others * num_bytes)
         ring_s = 2 * num_others * link.seconds(num_bytes / self.number)
@@ -163,7 +164,8 @@ class FitError:
     mean: float
     p95: float
     bias: float
-    """(sum of expected - sum of measured) / sum of measured: what is left when errors of single steps cancel out."""
+    """(sum of expected - sum of measured) / sum of measured: the error that remains when errors of single steps cancel
+    out."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -177,7 +179,7 @@ class FitError:
 
 
 def fit_errors(seconds: Callable[[StepWork], float], steps: Sequence[tuple[StepWork, float]]) -> tuple[FitError, ...]:
-    """Of a cost model on these steps; a kind that does not occur is left out."""
+    """The errors of a cost model on these steps; a kind of step that does not occur is left out."""
     return tuple(error for kind in STEP_KINDS if (error := _error_of(kind, seconds, steps)) is not None)
 
 
@@ -202,14 +204,14 @@ class CostModel:
     """Seconds for each term."""
 
     coefficients: tuple[float, ...]
-    """One for each of `TERMS`."""
+    """Seconds for each of `TERMS`."""
     errors: tuple[FitError, ...] = ()
-    """By kind of step, on steps that were not fitted."""
+    """The errors by kind of step, on steps that were not used for the fit."""
     num_steps: int = 0
     spread: tuple[float, ...] = ()
-    """Quantiles, evenly spaced, of measured over expected time; their mean is 1. Empty: all are alike."""
+    """Quantiles, evenly spaced, of measured over expected time; their mean is 1. Empty if steps do not vary."""
     lone_factor: float = 1.0
-    """What a step with a single row and nothing else takes, over what the terms say."""
+    """The time of a step with a single row and nothing else, divided by what the terms predict."""
 
     def __post_init__(self) -> None:
         if len(self.coefficients) != len(TERMS):
@@ -217,7 +219,7 @@ class CostModel:
 
     @classmethod
     def of_terms(cls, **seconds: float) -> CostModel:
-        """From the terms that are not zero, e.g. `decode_constant=0.01`; spaces are underscores."""
+        """A model from the terms that are not zero, e.g. `decode_constant=0.01`; underscores stand for spaces."""
         known = {term.replace(" ", "_"): place for place, term in enumerate(TERMS)}
         coefficients = [0.0] * len(TERMS)
         for name, value in seconds.items():
@@ -225,11 +227,11 @@ class CostModel:
         return cls(tuple(coefficients))
 
     def step_s(self, output: SchedulerOutput) -> float:
-        """What a planned step takes."""
+        """Seconds that a planned step takes."""
         return self.seconds(StepWork.of(output))
 
     def seconds(self, work: StepWork) -> float:
-        """What a step with so much work takes."""
+        """Seconds that a step with this work takes."""
         sampled_s, chunk_s, context_s, pair_s, moved_s = self.coefficients[-5:]
         total = context_s * work.num_context_tokens
         if work.num_moved_blocks:
@@ -242,7 +244,7 @@ class CostModel:
 
     @cached_property
     def _row_seconds(self) -> list[float]:
-        """By the number of rows, the constant included."""
+        """Seconds by number of rows, the constant included."""
         return _table(self.coefficients[: 1 + len(ROW_KNEES)], ROW_KNEES)
 
     @cached_property
@@ -250,23 +252,23 @@ class CostModel:
         return _table(self.coefficients[1 + len(ROW_KNEES) : -5], TOKEN_KNEES)
 
     def scaled(self, factor: float) -> CostModel:
-        """A machine on which everything takes so many times as long."""
+        """A machine on which everything takes `factor` times as long."""
         return dataclasses.replace(self, coefficients=tuple(factor * c for c in self.coefficients))
 
     @property
     def mean_error(self) -> float:
-        """Mean of |expected - measured| / measured over the steps that were not fitted, of all kinds."""
+        """Mean of |expected - measured| / measured over all steps that were not used for the fit."""
         num_steps = sum(error.num_steps for error in self.errors)
         return sum(error.num_steps * error.mean for error in self.errors) / num_steps if num_steps else 0.0
 
     def error_of(self, kind: StepKind) -> FitError | None:
-        """Of steps of this kind, if some were measured."""
+        """The error on steps of this kind, if some were measured."""
         return next((error for error in self.errors if error.kind == kind), None)
 
     @classmethod
     def fit(cls, steps: Sequence[MeasuredStep], *, spread_of: Sequence[MeasuredStep] | None = None) -> CostModel:
-        """From measured steps. One in five is left out of the fit and says how good it is. `spread_of`: steps whose
-        spread is kept, where it is not that of `steps`."""
+        """Fit a model to measured steps. One step in five is left out of the fit and used to measure its error.
+        `spread_of`: steps whose spread is kept, if not that of `steps`."""
         if len(steps) < _LEAST_STEPS:
             raise ConfigError(
                 f"{len(steps)} measured steps are too few to fit a cost model; {_LEAST_STEPS} are the least."
@@ -279,12 +281,12 @@ class CostModel:
         return dataclasses.replace(model, errors=errors, num_steps=len(steps), spread=spread)
 
     def _ratio(self, step: MeasuredStep) -> float:
-        """Measured over expected."""
+        """Measured over expected seconds."""
         work, duration_s = step
         return duration_s / max(self.seconds(work), 1e-9)
 
     def as_json(self) -> dict[str, Any]:
-        """With the names of the terms, so that a file of other terms is recognised."""
+        """The model with the names of its terms, so that a file with other terms is recognised."""
         return {
             "terms": dict(zip(TERMS, self.coefficients, strict=True)),
             "num_steps": self.num_steps,
@@ -295,7 +297,7 @@ class CostModel:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> CostModel:
-        """What `as_json` made; `ValueError`, `KeyError` or `TypeError` for anything else."""
+        """Read what `as_json` made; `ValueError`, `KeyError` or `TypeError` for anything else."""
         terms = document["terms"]
         if tuple(terms) != TERMS:
             raise ValueError("its cost model has other terms than this version's; calibrate again")
@@ -320,7 +322,8 @@ def _terms(work: StepWork) -> list[float]:
 
 
 def _fit_with_lone_rows(steps: Sequence[MeasuredStep]) -> CostModel:
-    """Without them if there are enough of them and of others; what they take is then a factor of its own."""
+    """Fit without steps of a single row if there are enough of them and of others. Single rows then have a separate
+    factor."""
     lone = [(work, seconds) for work, seconds in steps if work.num_tokens == 1]
     others = [(work, seconds) for work, seconds in steps if work.num_tokens != 1]
     num_decodes = sum(not work.num_chunks for work, _ in others)
@@ -332,10 +335,9 @@ def _fit_with_lone_rows(steps: Sequence[MeasuredStep]) -> CostModel:
 
 
 def _fit(steps: Sequence[MeasuredStep]) -> tuple[float, ...]:
-    """Relative errors count, so that short steps are met as well as long ones; and they count as they are, not their
-    squares, so that a few slow steps do not bend the model. In the end everything is scaled so that the sums of
-    expected and of measured times agree: what a simulation needs is the mean. Steps that are far too slow are left out
-    altogether."""
+    """Fit the terms to relative errors, so that short steps are met as well as long ones. Their absolute values count,
+    not their squares, so that a few slow steps do not bend the model. At the end everything is scaled so that the sums
+    of expected and of measured times agree, since a simulation needs the mean. Much too slow steps are left out."""
     terms = np.array([_terms(work) for work, _ in steps])
     seconds = np.array([duration_s for _, duration_s in steps])
     expected = seconds
@@ -369,14 +371,14 @@ def _spread(ratios: Sequence[float]) -> tuple[float, ...]:
 
 
 def _table(coefficients: Sequence[float], knees: Sequence[int]) -> list[float]:
-    """(constant, one for each knee) → seconds by number."""
+    """Seconds by number, from (constant, one coefficient for each knee)."""
     constant, *rest = coefficients
     pairs = list(zip(knees, rest, strict=True))
     return [constant + sum(c * (n - knee) for knee, c in pairs if n > knee) for n in range(_TABLE_SIZE)]
 
 
 def _look_up(table: list[float], place: int) -> float:
-    """Behind its end a table goes on in a straight line."""
+    """Look up a number's seconds. Beyond its end the table continues as a straight line."""
     last = _TABLE_SIZE - 1
     return table[place] if place <= last else table[last] + (place - last) * (table[last] - table[last - 1])
 

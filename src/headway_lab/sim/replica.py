@@ -1,4 +1,4 @@
-"""An engine of a simulation: the real loop, scheduler and cache on a simulated device, with a clock of its own."""
+"""A simulated replica: the real engine loop, scheduler and cache on a simulated device, with its own virtual clock."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Variation:
-    """How simulated steps deviate from the cost model: not at all, unless something is given."""
+    """How simulated steps deviate from the cost model. By default they do not."""
 
     seed: str | None = None
-    """Steps spread around their mean as the measured ones did, drawn with this seed."""
+    """The seed with which steps spread around their mean as the measured ones did."""
     speed: Callable[[float], float] | None = None
-    """Time → how many times as long everything takes by then."""
+    """Maps a time to the factor by which everything takes longer at that time."""
 
     def step_time(self, machine: Machine, clock: VirtualClock) -> StepTime:
-        """The time of a step, on a device with this clock."""
+        """A function for the time of a step, on a device with this clock."""
         cost = machine.cost
         step_s: StepTime = cost.step_s
         speed = self.speed
@@ -60,7 +60,7 @@ def _with_ranks(step_s: StepTime, machine: Machine) -> StepTime:
 
 
 class Replica:
-    """An engine that serves its share of the requests."""
+    """A simulated engine that serves its share of the requests."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Replica:
         variation: Variation,
         arrivals: Arrivals | None = None,
     ) -> None:
-        """`arrivals`: of blocks that it fetches from others."""
+        """`arrivals`: blocks that the replica fetches from others."""
         self.clock = VirtualClock()
         self._after_s = machine.host.after
         self.executor = SimulatedExecutor(
@@ -86,26 +86,27 @@ class Replica:
         )
         self._changes: CacheChanges | None = None
         self.spans: list[tuple[float, float]] = []
-        """When it computed: from, to."""
+        """The times in which it computed: (from, to)."""
 
     @property
     def now_s(self) -> float:
-        """Its virtual time."""
+        """The virtual time."""
         return self.clock.now_s
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is anything to step for."""
+        """Whether it has a request to step for."""
         return self.core.has_unfinished_requests
 
     def add(self, request: Request, *, at_s: float) -> None:
-        """Take a request that arrives then. A replica that is ahead takes it when its step is over, as engines do."""
+        """Take a request that arrives at this time. A replica whose clock is later takes it after its current step, as
+        engines do."""
         if not self.core.has_unfinished_requests:
             self.clock.sleep_until(at_s)
         self.core.add_request(request)
 
     def step(self) -> CoreStep:
-        """One step, up to the time when its tokens are out."""
+        """Run one step, up to the time when its tokens are out."""
         started_s = self.clock.now_s
         step = self.core.step()
         num_rows = len(step.report.snapshot.output.scheduled)
@@ -118,15 +119,15 @@ class Replica:
 
     @property
     def token_s(self) -> float | None:
-        """What it has found a prompt token to take; `None` before its first step."""
+        """The estimated seconds of a prompt token; `None` before its first step."""
         return self.core.scheduler.pace.step_time.per_token_s
 
     def follow_cache(self) -> None:
-        """Have something to report: a router wants to know."""
+        """Start recording changes of the prefix cache, which a router follows."""
         prefix_cache = self.core.scheduler.kv_cache.prefix_cache
         self._changes = None if prefix_cache is None else prefix_cache.follow_changes()
 
     def reports(self) -> Iterator[CacheReport]:
-        """What its prefix cache has to tell."""
+        """Yield the changes of its prefix cache."""
         while self._changes is not None and (report := self._changes.report()) is not None:
             yield report

@@ -1,4 +1,4 @@
-"""A simulated engine from a calibration and options of the engine, refusing those whose effect was not measured."""
+"""The setup of a simulated engine from a calibration and options. Options whose effect was not measured are refused."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ _UNPREDICTABLE = {
 
 @dataclass(frozen=True)
 class Setup:
-    """What a simulation runs on, and how."""
+    """What a simulation runs on, and with which settings."""
 
     machine: Machine
     scheduler: SchedulerSettings
     cache: CacheSettings
     notes: Sequence[str] = ()
-    """What is not as it was measured."""
+    """Notes on what differs from the measured engine."""
 
 
 def set_up(calibration: Calibration, options: Mapping[str, Any], *, link: Link | None = None) -> Setup:
-    """The calibrated engine with these options of its scheduler and cache put over its own. `link`: between it and
-    others."""
+    """The calibrated engine, with these options in place of its own. `link` is the link to other replicas."""
     check_names(options)
     for name, reason in _UNPREDICTABLE.items():
         if name in options and options[name] != calibration.cache.get(name):
@@ -47,7 +46,8 @@ def set_up(calibration: Calibration, options: Mapping[str, Any], *, link: Link |
 
 
 def _scheduler(calibration: Calibration, options: Mapping[str, Any]) -> SchedulerSettings:
-    """One of the two limits may contradict the calibrated other: then that gives way, as defaults do."""
+    """The scheduler's settings. If one of two related limits was given and contradicts the calibrated other, the other
+    one gives way, as defaults do."""
     merged = {**calibration.scheduler, **options}
     if (
         "max_num_batched_tokens" not in options
@@ -103,7 +103,7 @@ def _machine(
 
 
 def check_ranks(calibration: Calibration, tensor_parallel_size: int | None) -> None:
-    """Refuse to simulate so many ranks with the steps of another number."""
+    """`ConfigError` if the calibration was measured with another number of ranks."""
     measured = calibration.tensor_parallel_size
     if tensor_parallel_size is not None and tensor_parallel_size != measured:
         raise ConfigError(
@@ -121,7 +121,7 @@ def _divided(num_bytes: int, bytes_per_block: int, name: str) -> int:
 
 
 def check_work(work: Sequence[BenchRequest], machine: Machine) -> None:
-    """Refuse what the engine would refuse, before any of it runs."""
+    """Refuse requests that the engine would refuse, before any of them runs."""
     longest = max((request.num_prompt_tokens + request.num_output_tokens for request in work), default=0)
     room = min(machine.max_model_len, machine.num_blocks * machine.block_size)
     if longest > room:
@@ -132,7 +132,7 @@ def check_work(work: Sequence[BenchRequest], machine: Machine) -> None:
 
 
 def with_oracle(work: Sequence[BenchRequest]) -> list[BenchRequest]:
-    """The same requests, whose lengths are known beforehand where they bring no prediction."""
+    """The same requests; those without a prediction get their true length as one."""
     return [
         request
         if request.options.predicted_tokens is not None

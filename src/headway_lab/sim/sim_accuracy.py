@@ -1,12 +1,12 @@
-"""Simulated against measured: the same work in the real engine and in simulation, and how far each number is off.
+"""The accuracy of simulations: runs the same work in the real engine and in simulation, and compares each number.
 
-The load is a fraction of the capacity: the rate at which requests are served when all are there at once. It is found by
-simulation; a check with all requests at once measures it, too.
+The load is a fraction of the capacity, which is the rate at which requests are served when all are there at once. The
+capacity is found by simulation; a check with all requests at once measures it, too.
 
-Machines are not always as fast as when they were calibrated. The time of every real step is compared with what the
-calibration expects of it, and a second simulation follows the same ups and downs. It takes the machine's changes out of
-the errors, and with them what the cost model gets wrong about all steps of a few seconds alike: what is left are errors
-in which steps there are, and in their order. So it explains the errors; the promise is about the first column.
+A machine's speed changes after its calibration. So the time of every real step is compared with what the calibration
+expects, and a second simulation follows the same changes of speed. Its errors leave out these changes, and also the
+cost model's errors that all steps of a few seconds have in common. What remains are errors in which steps there are,
+and in their order. So the second simulation explains the errors; the promise is about the first.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TOLERANCES: Mapping[str, float] = {
     "p99_itl_ms": 0.20,
     "p99_e2el_ms": 0.20,
 }
-"""What is promised of a simulation; other keys are shown for information."""
+"""The largest errors that simulations promise; other keys are shown for information."""
 
 SHOWN = (
     "request_throughput",
@@ -52,32 +52,32 @@ SHOWN = (
 
 @dataclass(frozen=True)
 class ErrorRow:
-    """One key of a result, measured and simulated."""
+    """A measured and a simulated value of one key of a result."""
 
     key: str
     measured: float
     simulated: float
     at_measured_speed: float | None = None
-    """Simulated on a machine that is as fast as the real one was from moment to moment, by its own steps."""
+    """The value simulated with the real machine's speed at each moment, as its own steps showed it."""
 
     @property
     def error(self) -> float:
-        """(simulated - measured) / measured; `nan` where there is nothing to compare."""
+        """(simulated - measured) / measured; `nan` if there is nothing to compare."""
         return _error(self.simulated, self.measured)
 
     @property
     def error_at_measured_speed(self) -> float | None:
-        """What is left without errors in the time of steps."""
+        """The error that remains without errors in the time of steps."""
         return None if self.at_measured_speed is None else _error(self.at_measured_speed, self.measured)
 
     @property
     def tolerance(self) -> float | None:
-        """`None`: nothing is promised."""
+        """The promised bound; `None` if there is no promise for this key."""
         return TOLERANCES.get(self.key)
 
     @property
     def is_within(self) -> bool | None:
-        """Whether it is as good as promised; `None` where nothing is."""
+        """Whether the error is within the promise; `None` if there is none for this key."""
         return None if self.tolerance is None else abs(self.error) <= self.tolerance
 
     def as_json(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def error_rows(
     at_measured_speed: OnlineMetrics | None = None,
     keys: Sequence[str] = SHOWN,
 ) -> list[ErrorRow]:
-    """One for each key that both have a number for."""
+    """One row for each key for which both have a number."""
     sides = [side.as_json() for side in (measured, simulated)]
     third = None if at_measured_speed is None else at_measured_speed.as_json()
     rows = []
@@ -108,7 +108,7 @@ def error_rows(
 
 
 def percent_text(error: float | None) -> str:
-    """With its sign; empty where there is none."""
+    """A percentage with its sign; empty if there is none."""
     return "" if error is None or math.isnan(error) else f"{100 * error:+.1f}%"
 
 
@@ -124,25 +124,25 @@ def _or_none(value: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Check:
-    """One replay of some work in both."""
+    """One replay of the same work in the engine and in the simulator."""
 
     name: str
     num_requests: int
     rate: float | None
     """Requests a second; `None`: all at once."""
     load: float | None
-    """The rate over the capacity, where it was chosen so."""
+    """The rate over the capacity, if it was chosen as a part of that."""
     speed: float
-    """Seconds that the real steps took, over those that the calibration expects of the same steps."""
+    """Seconds that the real steps took, divided by what the calibration expects of the same steps."""
     rows: Sequence[ErrorRow]
     step_errors: Sequence[FitError]
-    """Of the cost model, on the real steps."""
+    """The cost model's errors on the real steps."""
     measured: OnlineMetrics
     simulated: OnlineMetrics
 
     @property
     def num_missed(self) -> int:
-        """How many promised errors were exceeded."""
+        """The number of errors beyond their promises."""
         return sum(row.is_within is False for row in self.rows)
 
     def as_json(self) -> dict[str, Any]:
@@ -174,8 +174,9 @@ def check(
     now: Now = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Check:
-    """Run the work in both, the real engine first. It must be idle and is it again afterwards. `num_warm_up`: so many
-    of the first requests run unmeasured before, on engines that are slow the first time that a step has some shape."""
+    """Run the work in both, the real engine first. The engine must be idle, and is idle again afterwards. The first
+    `num_warm_up` requests also run unmeasured before, since some engines are slow the first time that a step has some
+    shape."""
     if num_warm_up:
         beginning = apart(work[:num_warm_up], uuid.uuid4().hex)
         replay(engine, beginning, temperature=temperature, now=now, sleep=sleep)
@@ -214,13 +215,13 @@ def rate_at_once(engine: LLMEngine, calibration: Calibration, work: Work, *, see
 
 
 def at_once(work: Work) -> list[BenchRequest]:
-    """The same requests without waiting for anything but each other."""
+    """The same requests, which wait only for requests that they follow."""
     return [dataclasses.replace(request, arrival_s=0.0, think_s=0.0) for request in work]
 
 
 def apart(work: Work, salt: str) -> list[BenchRequest]:
-    """The same requests, which share prefixes with each other only: what an engine has in its cache from before must
-    not be found, since a simulation starts without."""
+    """The same requests, which share prefixes only with each other. They must not find earlier cached blocks, since a
+    simulation starts without any."""
     return [
         dataclasses.replace(
             request,

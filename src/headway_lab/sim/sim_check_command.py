@@ -1,4 +1,4 @@
-"""`headway sim-check`: the same work in the real engine and in the simulator, and how far they are apart."""
+"""`headway sim-check`: runs the same work in the real engine and in the simulator, and shows how much they differ."""
 
 from __future__ import annotations
 
@@ -114,12 +114,12 @@ class _Session:
 
     @property
     def calibration(self) -> Calibration:
-        """The one that was used last."""
+        """The calibration that was used last."""
         assert self._last is not None
         return self._last
 
     def check(self, *, load: float | None = None, rate: float | None = None) -> None:
-        """At a fraction of the capacity, or at a rate."""
+        """Check at a fraction of the capacity, or at a rate."""
         from headway_lab.sim.setup import check_work
         from headway_lab.sim.sim_accuracy import at_once, check, rate_at_once
         from headway_lab.sim.sim_report import check_title, error_table, speed_note
@@ -163,7 +163,7 @@ class _Session:
 
 
 def _verified(checks: list[Check]) -> dict[str, Any]:
-    """The errors of what is promised, by check."""
+    """The errors that have a promise, by check."""
     from headway_lab.sim.sim_report import check_title
 
     return {

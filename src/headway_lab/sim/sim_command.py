@@ -1,7 +1,7 @@
-"""`headway sim`: what a workload would be like on a calibrated machine, in seconds.
+"""`headway sim`: simulates a workload on a calibrated machine, in seconds.
 
-The scheduler, the cache and the policies are the real ones; only the device is replaced by its cost model. Several
-policies, rates and seeds are simulated each with each, and stand beside each other.
+The scheduler, the cache and the policies are the real ones; only the device is replaced by its cost model. All
+combinations of several policies, rates and seeds are simulated, and their results are shown side by side.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class _Simulator:
 
     @property
     def own_policy(self) -> str:
-        """The calibrated scheduler's, where no policy is named."""
+        """The calibrated scheduler's policy, for when no policy is named."""
         return self._plain.scheduler.scheduling_policy
 
     def cases(self, policies: list[str]) -> list[Case]:
@@ -169,7 +169,7 @@ class _Simulator:
         return cases
 
     def _capacity(self, work: list[BenchRequest]) -> float:
-        """Of all replicas. Drawn at another rate, the requests are the same."""
+        """The capacity of all replicas. Drawn at another rate, the requests are the same."""
         from headway_lab.sim.sim_comparison import capacity
 
         if self._most is None:
@@ -178,7 +178,7 @@ class _Simulator:
         return self._most
 
     def tell_one(self, case: Case) -> list[str]:
-        """The block that people know, under another heading; what is to be known beside it."""
+        """Print the usual block of results, under another heading; return the notes beside it."""
         from headway_lab.bench.serving_report import serving_block
         from headway_lab.sim.sim_comparison import class_table, overload_notes
 
@@ -289,7 +289,7 @@ class _Simulator:
         return targets_note(run.given, run.options)
 
     def _trust(self, run: SimRun) -> list[str]:
-        """What stands beside all simulated numbers."""
+        """The notes beside all simulated numbers."""
         from headway_lab.sim.sim_report import replica_notes, trust_notes
 
         told = replica_notes(run.simulation, self._plain.machine)

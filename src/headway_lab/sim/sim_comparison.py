@@ -1,8 +1,8 @@
-"""Simulations beside each other: policies × rates, with one seed or with several, in all and by class of requests.
+"""Comparisons of simulations: policies × rates, with one seed or several, for all requests and by class.
 
-Whether a load is more than a machine can serve, a run of some hundred requests does not tell: its last answers take
-their time whatever the load. So the same requests are simulated once more, all at once and as often as fills the batch
-several times over, and what is served while the batch is full is the capacity.
+A run of some hundred requests does not show whether a load is above a machine's capacity, since its last answers take
+their time at any load. So the same requests are simulated once more, all at once and repeated until they fill the batch
+several times over. The rate at which they are served while the batch is full is the capacity.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from headway_lab.workload.bench_requests import BenchRequest, Work
 
 _FULL_BATCHES = 4
 _KEEPS_UP = 0.95
-"""A run that serves this part of what comes needs no closer look."""
+"""A run that serves this share of the offered rate is not checked for overload."""
 
 Table = tuple[list[str], list[list[str]]]
 """(titles, rows)"""
 
 _T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
-"""Of Student's distribution with 1, 2, … degrees of freedom."""
+"""Quantiles of Student's t distribution with 1, 2, … degrees of freedom."""
 
 CSV_TITLES = (
     *("policy", "rate", "seed", "request", "class", "priority", "arrival_s", "prompt_tokens", "output_tokens"),
@@ -51,11 +51,11 @@ class Overload:
     """A load beyond capacity."""
 
     offered: float
-    """Requests that came each second."""
+    """Requests that arrived each second."""
     served: float
-    """Of the whole run."""
+    """Requests served each second, over the whole run."""
     capacity: float
-    """What a full batch serves."""
+    """Requests that a full batch serves each second."""
 
     def __str__(self) -> str:
         return f"{self.offered:.3g}/s offered, {self.served:.3g}/s served (about {self.capacity:.3g}/s can be)"
@@ -65,8 +65,8 @@ BEYOND = "The longer a load beyond capacity lasts, the longer its requests wait:
 
 
 def overload(metrics: OnlineMetrics, capacity_of_all: Callable[[], float]) -> Overload | None:
-    """The overload, if requests came faster than they can be served. The capacity is only asked for if the run did not
-    keep up."""
+    """The overload, if requests arrived faster than they can be served. The capacity is only computed if the run did
+    not keep up."""
     offered = metrics.offered_s
     if offered is None or metrics.requests_s >= _KEEPS_UP * offered:
         return None
@@ -82,8 +82,9 @@ def capacity(
     link: Link | None = None,
     roles: Roles | None = None,
 ) -> float:
-    """Requests each second that one machine serves while its batch is full, or replicas with these roles together; in
-    order of arrival: an order that lets short ones go first would only show that these are quick."""
+    """Requests each second that one machine serves while its batch is full, or all replicas together if there are
+    roles. Requests are served in order of arrival: an order that lets short ones go first would only show that these
+    are quick."""
     setup = set_up(calibration, {**options, "scheduling_policy": "fcfs"}, link=link)
     num_seqs = setup.scheduler.max_num_seqs * (1 if roles is None else roles.num_decode)
     crowd = _crowd(work, max(_FULL_BATCHES * num_seqs, len(work)))
@@ -104,7 +105,8 @@ def capacity(
 
 
 def _crowd(work: Work, number: int) -> list[BenchRequest]:
-    """So many of these requests, all at once, again and again from the first; each round has its own prefixes."""
+    """`number` requests like these, all at once, repeated from the first as needed; each repetition has its own
+    prefixes."""
     crowd = []
     for place, request in enumerate(itertools.islice(itertools.cycle(work), number)):
         salt = f"{place // len(work)}/{request.options.cache_salt or ''}"
@@ -115,14 +117,14 @@ def _crowd(work: Work, number: int) -> list[BenchRequest]:
 
 @dataclass(frozen=True)
 class SimRun:
-    """One simulation of some work, and what came of it."""
+    """One simulation of some work, and its results."""
 
     seed: int
     work: Sequence[BenchRequest]
     simulation: Simulation
     metrics: OnlineMetrics
     given: Targets | None = None
-    """Of every request, instead of what its class promises."""
+    """Targets of every request, in place of those of its class."""
 
     @property
     def options(self) -> list[Any]:
@@ -130,7 +132,7 @@ class SimRun:
 
     @cached_property
     def classes(self) -> dict[str, OnlineMetrics]:
-        """By the names of the classes, in order of their first requests."""
+        """The metrics of each class by its name, in order of their first requests."""
         names, targets = class_names(self.options), self.targets
         found: dict[str, OnlineMetrics] = {}
         for name in dict.fromkeys(names):
@@ -149,15 +151,15 @@ class SimRun:
 
 @dataclass(frozen=True)
 class Case:
-    """One policy at one rate."""
+    """The runs of one policy at one rate."""
 
     policy: str
     rate: float | None
     """`None`: the workload's own."""
     runs: Sequence[SimRun] = field(default_factory=list)
-    """One for each seed."""
+    """One run for each seed."""
     overload: Overload | None = None
-    """If the load was more than can be served."""
+    """Set if the load was above the capacity."""
 
     @property
     def rate_text(self) -> str:
@@ -169,7 +171,7 @@ class Case:
 
 
 def run_table(cases: Sequence[Case]) -> Table:
-    """A row for each case; latencies in milliseconds."""
+    """A row for each case, with latencies in milliseconds."""
     titles = ["policy", "rate", "req/s", "goodput/s", "good", *_LATENCY_TITLES, "most waiting"]
     rows = []
     for case in cases:
@@ -181,7 +183,7 @@ def run_table(cases: Sequence[Case]) -> Table:
 
 
 def class_table(cases: Sequence[Case]) -> Table | None:
-    """The same by class; `None` if there is only one."""
+    """The same table by class; `None` if there is only one."""
     names = list(dict.fromkeys(name for case in cases for run in case.runs for name in run.classes))
     if len(names) < 2:
         return None
@@ -197,7 +199,7 @@ def class_table(cases: Sequence[Case]) -> Table | None:
 
 
 def notes_on(cases: Sequence[Case]) -> list[str]:
-    """What makes the numbers mean less than they seem to: loads beyond capacity, ties, too few requests or seeds."""
+    """Warnings about the numbers: loads beyond capacity, ties, too few requests or seeds."""
     notes = [*overload_notes(cases), *_ties(cases)]
     fewest = min(m.num_completed for case in cases for run in case.runs for m in (run.metrics, *run.classes.values()))
     if is_thin(99, fewest):
@@ -209,7 +211,7 @@ def notes_on(cases: Sequence[Case]) -> list[str]:
 
 
 def _ties(cases: Sequence[Case]) -> list[str]:
-    """Policies that did the same to every request, and why."""
+    """The policies that did the same to every request, with the reason."""
     told: dict[str, list[str]] = {}
     for rate in dict.fromkeys(case.rate for case in cases):
         groups: dict[tuple[Any, ...], list[Case]] = {}
@@ -235,7 +237,7 @@ def _at(rates: Sequence[str]) -> str:
 
 
 def overload_notes(cases: Sequence[Case]) -> list[str]:
-    """One for each rate: capacity has nothing to do with policies."""
+    """One note for each rate, since capacity does not depend on the policy."""
     beyond = {case.rate: str(case.overload) for case in reversed(cases) if case.overload is not None}
     return [f"Beyond capacity: {'; '.join(reversed(beyond.values()))}. {BEYOND}"] if beyond else []
 
@@ -266,7 +268,8 @@ def _csv_rows(case: Case, run: SimRun) -> Iterable[list[Any]]:
 
 
 def comparison_page(title: str, cases: Sequence[Case], *, notes: Sequence[str]) -> Page:
-    """Curves over the rates; at one rate, how latencies are distributed. `notes` stand above, tables below."""
+    """A page with curves over the rates or, at one rate, distributions of latencies. `notes` are at its top, tables at
+    its end."""
     first = cases[0].runs[0]
     page = Page(title, f"{len(cases)} cases of {len(first.work):,} requests each, simulated")
     for note in notes:

@@ -78,7 +78,7 @@ def draw_work(
 
 
 def simulated_flags() -> list[FlagSpec]:
-    """The engine's own flags of scheduler and cache. What they leave open is as in the calibrated engine."""
+    """The engine's own flags of scheduler and cache. Flags that are not given keep the calibrated engine's values."""
     return [flag for flag in engine_flags() if flag.section in ("scheduler", "cache")]
 
 
@@ -102,14 +102,15 @@ def add_calibration_flag(parser: argparse.ArgumentParser, *, takes_several: bool
 
 
 def load_calibration(text: str) -> Calibration:
-    """That of `--calibration`: a file, or the name of a machine that is shipped."""
+    """The calibration that `--calibration` names: a file, or a shipped machine."""
     from headway_lab.sim.calibration import Calibration
 
     return Calibration.find(text)
 
 
 def add_link_flags(parser: argparse.ArgumentParser) -> None:
-    """Of several devices: ranks of one model, and what lies between them, or between replicas with roles."""
+    """Add the flags for several devices: ranks of one model, and the link between them or between replicas with
+    roles."""
     parser.add_argument(
         "--tensor-parallel-size",
         type=count(1),
@@ -152,7 +153,7 @@ def link_of(arguments: argparse.Namespace, calibrations: Sequence[Calibration], 
 
 
 def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Options of the real engine that were given, and what a shape without weights needs beside them."""
+    """The given options of the real engine, with those that a shape without weights needs."""
     given = chosen(arguments, engine_flags())
     return with_shape_defaults({name: value for name, value in given.items() if value is not None})
 

@@ -86,7 +86,7 @@ def check_title(check: Check) -> str:
 
 
 def speed_note(check: Check) -> str:
-    """How far the machine was from its calibration during the replay."""
+    """A note on how the machine's speed differed from its calibration during the replay."""
     return (
         f"The real steps took {check.speed:.3f} times what the calibration expects of the same steps. The last column "
         "is simulated with the same ups and downs, taken from the real steps in windows of "
@@ -105,7 +105,7 @@ def checks_markdown(calibration: Calibration, checks: Sequence[Check]) -> str:
 
 
 def simulation_json(result: dict[str, Any], calibration: Calibration, simulation: Simulation) -> dict[str, Any]:
-    """The keys of a benchmark, and beside them that it was none and how far off it may be."""
+    """A benchmark's keys, and beside them a mark that it was simulated and how large the errors may be."""
     return {
         **result,
         **_transfer_numbers(simulation),
@@ -125,7 +125,7 @@ def simulation_json(result: dict[str, Any], calibration: Calibration, simulation
 
 
 def _transfer_numbers(simulation: Simulation) -> dict[str, Any]:
-    """Of replicas with roles; nothing without."""
+    """The numbers of transfers between replicas with roles; empty without roles."""
     if not simulation.num_prefill:
         return {}
     transfers = simulation.transfers
@@ -141,7 +141,7 @@ def _transfer_numbers(simulation: Simulation) -> dict[str, Any]:
 
 
 def replica_notes(simulation: Simulation, machine: Machine) -> list[str]:
-    """Who did how much, where there are several."""
+    """Notes on how much each replica did, if there are several."""
     num_routed = simulation.num_routed
     if len(num_routed) == 1:
         return []
@@ -170,7 +170,7 @@ def replica_notes(simulation: Simulation, machine: Machine) -> list[str]:
 
 
 def trust_notes(calibration: Calibration) -> list[str]:
-    """What stands beside every simulated number."""
+    """The notes beside every simulated number."""
     errors = ", ".join(f"{KIND_NAMES[e.kind]} {100 * e.mean:.1f}%" for e in calibration.cost.errors)
     notes = [
         f"Simulated, not measured: {calibration.model} on {calibration.device_name}. Mean error of single steps: "

@@ -1,13 +1,13 @@
 """Replaying work on a virtual clock: what `headway_lab.bench.replay` does, in seconds instead of hours.
 
-A replica is the real loop, scheduler and cache on a simulated device, with a clock of its own. The one that is furthest
-behind steps next, and a request is routed when all that are busy have come as far as its arrival: a router never sees
-what is to come.
+A replica is the real loop, scheduler and cache on a simulated device, with its own clock. The busy replica whose clock
+is earliest steps next. A request is routed when the clocks of all busy replicas have reached its arrival, so a router
+never sees the future.
 
-With roles, some replicas compute prompts only. Such a prompt is a request for one token there. Then the request comes
-to the replica that was chosen for it, whose scheduler has the blocks fetched, and admits it when they have come: they
-are copied in, and the rest is computed. Blocks of one prompt travel after those of another on the link out of a
-replica, and likewise on the link into one.
+With roles, some replicas only compute prompts. A prompt is a request for one token there. Then the request comes to the
+replica that was chosen for it. The scheduler of this replica has the blocks fetched and admits the request when they
+have arrived: they are copied in, and the rest is computed. The link out of a replica sends the blocks of one prompt
+after those of another, and so does the link into one.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 
 
 MOST_REPLICAS = 256
-"""Each has a scheduler and a block pool of its own, which take some megabytes and a part of a second to make."""
+"""Each replica has its own scheduler and block pool, which take some megabytes and a part of a second to make."""
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """Blocks of a prompt on their way."""
+    """Blocks of a prompt that are sent from one replica to another."""
 
     place: int
-    """Of the replica that they come to."""
+    """The place of the replica that receives them."""
     asked_s: float
     from_s: float
-    """When the links were free."""
+    """When both links were free."""
     to_s: float
     num_blocks: int
 
@@ -63,33 +63,32 @@ class Simulation:
     duration_s: float = 0.0
     num_steps: int = 0
     busy_s: float = 0.0
-    """Of all devices together."""
+    """Busy seconds of all devices together."""
     waste: list[float] = field(default_factory=list)
-    """Before each step with a request in the batch: which part of the KV memory that is kept from others holds
-    nothing."""
+    """Before each step with a request in the batch: the share of the reserved KV memory that holds nothing."""
     num_running: list[int] = field(default_factory=list)
     """At the same times, how many requests were in the batch."""
     most_waiting: int = 0
-    """After a step was planned: how many requests found no room in it, at most, on one replica."""
+    """The most requests on one replica that found no room in a step after it was planned."""
     samples: Sequence[BatchSample] = ()
-    """How the batches stood after steps, all replicas together; thinned."""
+    """The batches after steps, all replicas together; thinned."""
     num_routed: list[int] = field(default_factory=list)
     """How many requests each replica got."""
     num_queried_tokens: int = 0
     num_hit_tokens: int = 0
-    """Of tokens that were looked up in prefix caches, how many were found; without blocks that were sent for."""
+    """How many of the tokens looked up in prefix caches were found, without blocks that were sent for."""
     num_prefill: int = 0
-    """The last of all replicas, which compute prompts only."""
+    """The number of replicas that only compute prompts; they are the last of all replicas."""
     num_elsewhere: int = 0
-    """Prompts that these computed."""
+    """The number of prompts that these replicas computed."""
     transfers: Sequence[Transfer] = ()
-    """One for each of these prompts, unless no block was missing; more, where it begins with all of another."""
+    """One for each of these prompts that had missing blocks; several if it begins with all of another prompt."""
     hidden_s: float = 0.0
-    """Of the time that blocks travelled, in how much the replica they came to computed."""
+    """The seconds of transfers during which the receiving replica computed."""
 
     @property
     def hidden_share(self) -> float:
-        """The same as a part of that time; 0 if nothing travelled."""
+        """`hidden_s` as a share of the time of all transfers; 0 if there were none."""
         travelled_s = sum(transfer.to_s - transfer.from_s for transfer in self.transfers)
         return self.hidden_s / travelled_s if travelled_s else 0.0
 
@@ -109,8 +108,8 @@ def simulate(
 ) -> Simulation:
     """Replay the work from its first arrival to the end of its last request.
 
-    `roles`: of the replicas; without any, all do both. `seed`: of the spread of steps around their means; `None`:
-    every step takes what the cost model says. `speed`: how many times as long steps take at a certain time.
+    `roles` are those of the replicas; without any, all do both. `seed` draws the spread of steps around their means;
+    with `None`, every step takes what the cost model says. `speed`: the factor by which steps are longer at some time.
     """
     if num_replicas > MOST_REPLICAS:
         raise ConfigError(f"A simulation has at most {MOST_REPLICAS} replicas, not {num_replicas:,}.")
@@ -141,8 +140,8 @@ _STAGED_SHARE = 4
 
 
 def _num_staged(machine: Machine) -> int:
-    """Slots of host memory that blocks come into, where none were calibrated: a quarter of the KV blocks, and room for
-    one prompt at least."""
+    """Slots of host memory for received blocks, if none were calibrated: a quarter of the KV blocks, and room for at
+    least one prompt."""
     return max(machine.num_blocks // _STAGED_SHARE, -(-machine.max_model_len // machine.block_size))
 
 
@@ -156,7 +155,7 @@ def _check_roles(roles: Roles, machine: Machine, cache: CacheSettings, num_repli
 
 
 _News = tuple[float, int, int, Sequence[CacheReport], Sequence[RequestUpdate]]
-"""When, a number that sets equals apart, of which replica, and what it tells of a step."""
+"""(time, a number that orders equal times, the replica's place, its reports of a step)."""
 
 
 class _Cluster:
@@ -185,7 +184,7 @@ class _Cluster:
         self._news: list[_News] = []  # a heap of what the router learns, and when
         self._num_news = 0
         self._computed: list[tuple[float, int, int, Request]] = []  # a heap: when, a number, the place to go on at
-        self._sent: set[str] = set()  # those that have been sent for and are not admitted yet
+        self._sent: set[str] = set()  # requests whose blocks are being fetched, not admitted yet
         self._agenda, self._log = Agenda(work), SampleLog()
         self.result = Simulation(
             [RequestTimeline(r.arrival_s, r.num_prompt_tokens, r.num_output_tokens) for r in work],
@@ -225,14 +224,14 @@ class _Cluster:
         return result
 
     def _hidden_s(self, transfer: Transfer) -> float:
-        """In how much of this time the replica that blocks come to computed."""
+        """The seconds of this transfer during which the receiving replica computed."""
         spans = self._replicas[transfer.place].spans
         places = range(max(bisect.bisect(spans, (transfer.from_s,)) - 1, 0), len(spans))
         during = itertools.takewhile(lambda span: span[0] < transfer.to_s, map(spans.__getitem__, places))
         return sum(max(min(to_s, transfer.to_s) - max(from_s, transfer.from_s), 0.0) for from_s, to_s in during)
 
     def _step(self, place: int) -> None:
-        """One of the replica whose clock is behind the others'."""
+        """Run a step of the replica whose clock is earliest."""
         replica = self._replicas[place]
         _note_batch(self.result, replica.core.scheduler)
         step = replica.step()
@@ -272,7 +271,7 @@ class _Cluster:
         )
 
     def _tell(self, place: int, step: CoreStep) -> None:
-        """Have the router learn of a step when its time has come; replicas are ahead of each other."""
+        """Queue what the router learns of a step for the step's time, since replicas' clocks differ."""
         replica = self._replicas[place]
         heapq.heappush(self._news, (replica.now_s, self._num_news, place, list(replica.reports()), step.updates))
         self._num_news += 1
@@ -321,7 +320,7 @@ class _Cluster:
             self._log.add(self._sample(now_s))
 
     def _go_on(self, place: int, update: RequestUpdate, now_s: float) -> None:
-        """A prompt is computed: its request goes to where it was routed, and asks for the blocks there."""
+        """A prompt has been computed: its request continues where it was routed, which asks for the blocks."""
         if self._prefill is not None and update.finish_status is not None:
             to, request = self._prefill.computed(place - self._num_serving, update.request_id)
             self.result.num_elsewhere += 1
@@ -329,7 +328,7 @@ class _Cluster:
             heapq.heappush(self._computed, (now_s, self.result.num_elsewhere, to, request))
 
     def _uncount_sent(self, output: SchedulerOutput) -> None:
-        """What was sent is found where it came to, but only what was found where it was computed counts."""
+        """Take sent blocks out of the cache hits: only what was found where the prompt was computed counts."""
         for new in output.new_requests:
             if new.request_id in self._sent:
                 self._sent.remove(new.request_id)
@@ -337,7 +336,7 @@ class _Cluster:
                 self.result.num_hit_tokens -= new.num_computed_tokens
 
     def _sample(self, at_s: float) -> BatchSample:
-        """All replicas together."""
+        """A sample of all replicas together."""
         if len(self._replicas) == 1:
             return sample_of(self._replicas[0].core.scheduler, at_s)
         each = [sample_of(replica.core.scheduler, at_s) for replica in self._replicas]
@@ -346,7 +345,7 @@ class _Cluster:
 
 
 class _Prefill:
-    """Replicas that compute prompts for others, and the links between."""
+    """Replicas that compute prompts for others, and the links between them."""
 
     def __init__(
         self,
@@ -365,14 +364,14 @@ class _Prefill:
         for place, replica in enumerate(replicas):
             self.router.add(place, max_num_seqs=scheduler.max_num_seqs)
             replica.follow_cache()
-        self._computing: dict[str, tuple[int, Request]] = {}  # with where they are going to be
+        self._computing: dict[str, tuple[int, Request]] = {}  # with the place where they continue
         self._last_blocks: set[bytes] = set()  # of prompts that were computed here
         self._out_free_s = [0.0] * len(replicas)
         self._in_free_s = [0.0] * num_others
 
     def choose(self, request: Request, router: Router, to: int) -> int | None:
-        """Which of these is to compute the prompt of a request that was routed to one of the others; `None`: that one
-        itself."""
+        """Which prefill replica is to compute the prompt of a request that was routed to another one; `None` if the
+        latter computes it itself."""
         name, num_tokens = request.request_id, request.num_prompt_tokens
         num_full = (num_tokens - 1) // self._block_size
         digests = request.block_digests(self._block_size, num_full)[:num_full]
@@ -398,7 +397,7 @@ class _Prefill:
         return place
 
     def computed(self, place: int, name: str) -> tuple[int, Request]:
-        """Where a request is going to be, and as what it comes: with the address of its blocks."""
+        """The place where a computed request continues, and the request with the address of its blocks."""
         to, request = self._computing.pop(name)
         num_full = (request.num_prompt_tokens - 1) // self._block_size
         self._last_blocks.add(request.block_digests(self._block_size, num_full)[num_full - 1])
@@ -407,8 +406,8 @@ class _Prefill:
         return to, Request(name, request.prompt_token_ids, max_tokens=max_tokens, options=options)
 
     def fetch(self, to: int, source: str, digests: Sequence[bytes]) -> list[float]:
-        """When blocks are there that one of the others asks for now: all of a prompt at once, when both links have been
-        free for as long as that takes."""
+        """When the blocks that a replica asks for now have arrived. All blocks of a prompt are sent at once, as soon as
+        both links are free."""
         place, now_s, num_blocks, ends_s = int(source), self.others[to].now_s, 0, list[float]()
         for number, digest in enumerate(digests, start=1):
             num_blocks += 1
@@ -424,13 +423,13 @@ class _Prefill:
 
 
 def _prompt_token_s(machine: Machine, scheduler: SchedulerSettings) -> float:
-    """What a token of a large prompt takes: what replicas go by before their first step."""
+    """Seconds for a token of a large prompt, which replicas use before their first step."""
     num_tokens = min(scheduler.max_num_batched_tokens, machine.max_model_len)
     return machine.cost.seconds(StepWork(num_tokens, 1, 1, 0, 1, num_tokens * num_tokens / 2)) / num_tokens
 
 
 def _prompt_of(request: Request) -> Request:
-    """It alone, as a request for a token."""
+    """The prompt alone, as a request for one token."""
     options = request.options
     if options.predicted_tokens is not None:
         options = dataclasses.replace(options, predicted_tokens=1.0)

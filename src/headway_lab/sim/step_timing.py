@@ -1,16 +1,16 @@
 """Timing the steps of a running engine: the device's part, and the host's before and after it.
 
-What a user sees is the period, from one return of `engine.step()` to the next:
+A user sees the period from one return of `engine.step()` to the next:
 
     period   ├ before ─────┤ wait for the device ├ after ┤
              plan, launch                         update, hand out tokens
 
-On a device that computes while it is launched (a CPU) launching is no host work: there the whole of `submit` is the
-device's. On a GPU the device's own clock tells how long it had a step: the host, which may be late for a result because
-it is launching the next step, would count time of one step to another.
+A CPU computes while it launches, so there the whole of `submit` counts as the device's time. On a GPU, the device's own
+clock measures a step. The host's clock would count time of one step to another, since the host may be late for a result
+while it launches the next step.
 
-A machine with other work beside it is not equally fast all the time: from the steps of a run follows how many times as
-long they took as expected, in windows of a few seconds, for a simulation of that very time.
+The speed of a machine with other work changes. So the ratio of measured to expected time is computed from the steps of
+a run, in windows of a few seconds, for a simulation of the same period.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StepSample:
     after_s: float | None
     """The host's, where the engine was busy with the step before until then."""
     at_s: float
-    """When its tokens were out, by the meter's clock."""
+    """When the step's tokens were out, by the meter's clock."""
 
 
 class StepMeter:
@@ -74,7 +74,7 @@ class StepMeter:
         return step
 
     def pause(self) -> None:
-        """Time passes now that belongs to no step."""
+        """Say that the time from now on belongs to no step."""
         self._returned_s = None
 
 
@@ -91,7 +91,7 @@ def metered(engine: LLMEngine, *, now: Now = time.perf_counter) -> Iterator[Step
 
 
 class _TimedExecutor:
-    """Notes how long the host waits for the device and, on a GPU, how long that had a step."""
+    """Records how long the host waits for the device and, on a GPU, how long the device had a step."""
 
     def __init__(self, executor: Executor, now: Now, *, is_gpu: bool) -> None:
         self._executor, self._is_gpu = executor, is_gpu
@@ -102,7 +102,7 @@ class _TimedExecutor:
         self.waited_s = 0.0
         self.result_at_s = 0.0
         self.device_s: float | None = None
-        """Of the step whose result came last, where the device says."""
+        """Device seconds of the step whose result came last, if the device reports them."""
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         if self._is_gpu:
@@ -145,7 +145,7 @@ class _TimedStep:
 
 
 def _mark() -> Any:
-    """A point in the GPU's own order of work, with the time when it gets there."""
+    """An event in the GPU's stream, with the time when the GPU reaches it."""
     import torch
 
     event = torch.cuda.Event(enable_timing=True)
@@ -155,11 +155,12 @@ def _mark() -> Any:
 
 @dataclass(frozen=True)
 class SpeedProfile:
-    """Times as long as expected, in windows of `WINDOW_S` from the start of the run; after the last as in it."""
+    """The ratio of measured to expected time, in windows of `WINDOW_S` from the start of the run; the last window's
+    ratio also holds afterwards."""
 
     factors: Sequence[float]
     overall: float
-    """Of all steps together."""
+    """The ratio over all steps."""
 
     def at(self, now_s: float) -> float:
         """The factor this long after the start."""
@@ -169,7 +170,7 @@ class SpeedProfile:
 
     @staticmethod
     def of(cost: CostModel, samples: Sequence[StepSample], *, started_s: float) -> SpeedProfile:
-        """From the steps of a run. Windows without any are as the ones before them."""
+        """The profile of a run's steps. A window without steps has the ratio of the window before it."""
         sums: dict[int, tuple[float, float]] = {}
         for sample in samples:
             window = max(int((sample.at_s - started_s - 0.5 * sample.duration_s) / WINDOW_S), 0)

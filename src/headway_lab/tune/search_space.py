@@ -27,7 +27,7 @@ _ITLS = (0.0, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 75.0, 100.0, 150.0, 200.0
 _CHUNKS = (None, 32, 64, 128, 256, 512, 1024, 2048)
 
 _OF_FLEET = ("router", "roles")
-"""Options of all replicas, not of each engine."""
+"""Options that all replicas share, and not of each engine."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Space:
 
     calibration: Calibration
     default: Options
-    """The calibrated engine's options, with those that were given."""
+    """The calibrated engine's options, with the given ones in their place."""
     knobs: Mapping[str, Sequence[Any]]
     fixed: Mapping[str, Any]
-    """Options that were given; all else that is not a knob is as calibrated."""
+    """The given options. Other options that are not knobs keep their calibrated values."""
     num_replicas: int = 1
     link: Link = field(default_factory=Link)
 
@@ -54,8 +54,8 @@ class Space:
         has_roles: bool = False,
         link: Link | None = None,
     ) -> Space:
-        """What can be searched for this work on this machine, or on several: then the router is an option, too, and so
-        are roles, if wanted."""
+        """What can be searched for this work on one machine, or on several. With several, the router is an option too,
+        and so are roles, if wanted."""
         setup = set_up(calibration, fixed)
         if has_roles and not setup.cache.shares_prefixes:
             raise ConfigError("--roles: blocks of other replicas are found in the prefix cache, which is off.")
@@ -81,25 +81,25 @@ class Space:
         return Space(calibration, default, searched, dict(fixed), num_replicas, link or Link())
 
     def set_up(self, options: Options) -> Setup:
-        """Each replica. `ConfigError` for what its engine would not take."""
+        """The setup of each replica. `ConfigError` if its engine would refuse the options."""
         return set_up(self.calibration, self.of_engine(options), link=self.link)
 
     def of_engine(self, options: Options) -> dict[str, Any]:
-        """With those that were given, without the router and roles."""
+        """The options with the given ones, without the router and roles."""
         return {**self.fixed, **{name: value for name, value in options.items() if name not in _OF_FLEET}}
 
     def capacity(self, options: Options, work: Sequence[BenchRequest]) -> float:
-        """Requests each second that all replicas serve with full batches."""
+        """Requests each second that all replicas together serve with full batches."""
         roles = roles_in(options)
         most = capacity(work, self.calibration, self.of_engine(options), link=self.link, roles=roles)
         return most if roles is not None else self.num_replicas * most
 
     def is_valid(self, options: Options) -> bool:
-        """Whether the engine would take them, and no two of them are one thing twice."""
+        """Whether the engine would take these options, and no other options mean the same."""
         if options["max_num_batched_tokens"] < options["max_num_seqs"]:
             return False
         if options["prefill_mode"] != "chunked" and options != self.default and options["target_itl_ms"]:
-            return "target_itl_ms" not in self.knobs  # whole prompts are in no hurry: 0 says the same
+            return "target_itl_ms" not in self.knobs  # with whole prompts the target has no effect, so 0 is the same
         chunk = options["max_chunk_tokens"]
         if chunk is not None and chunk >= options["max_num_batched_tokens"] and "max_chunk_tokens" in self.knobs:
             return options == self.default
@@ -117,7 +117,8 @@ class Space:
                 return drawn
 
     def neighbours(self, options: Options) -> Iterator[dict[str, Any]]:
-        """Valid options that differ in one knob: of ordered ones the two next values, of others all."""
+        """Yield valid options that differ in one knob: by the next value on either side of an ordered knob, by any
+        value of another."""
         for name, values in self.knobs.items():
             place = list(values).index(options[name])
             is_ordered = name not in ("scheduling_policy", "prefill_mode", "router")
@@ -128,24 +129,24 @@ class Space:
                     yield changed
 
     def fleets(self) -> Iterator[dict[str, Any]]:
-        """Every router with all roles, and else no option changed; the default first."""
+        """Yield every router with all roles, with no other option changed; the default comes first."""
         names = [name for name in _OF_FLEET if name in self.knobs]
         for values in itertools.product(*(self.knobs[name] for name in names)):
             yield {**self.default, **dict(zip(names, values, strict=True))}
 
     def changes(self, options: Options) -> dict[str, Any]:
-        """What is not as by default."""
+        """The options that differ from the default."""
         return {name: value for name, value in options.items() if value != self.default[name]}
 
 
 def roles_in(options: Options) -> Roles | None:
-    """Of replicas; `None` if all do both."""
+    """The roles of the replicas; `None` if all replicas do both."""
     text = options.get("roles", TOGETHER)
     return None if text == TOGETHER else Roles.parse(text)
 
 
 def _policies(work: Sequence[BenchRequest]) -> list[str]:
-    """Those that have something to go by in this work."""
+    """The policies that can use something in this work."""
     options = [request.options for request in work]
     found = ["fcfs", "mlfq", "prefix"]
     if any(one.predicted_tokens is not None for one in options):
@@ -164,7 +165,7 @@ def _up_to(values: Sequence[int], most: int) -> list[int]:
 
 
 def _with(values: Sequence[Any], default: Any) -> Sequence[Any]:
-    """The default is among the values, at its place."""
+    """The values with the default among them, in its place."""
     if default in values:
         return list(values)
     if all(isinstance(value, int | float) for value in [*values, default]):

@@ -1,11 +1,11 @@
 """`headway tune`: which options serve a workload, or logged traffic, best on a calibrated machine.
 
 Options of scheduler and cache that are given on the command line stay as they are; the others are searched. A traffic
-log does not tell what was in the prompts (or not in a form that is read here), so its requests have random ones: what
-the prefix cache saved is not seen.
+log does not have the prompts' contents (or not in a form that is read here), so its requests have random ones, and the
+search does not see what the prefix cache saved.
 
-With `--replicas` the question is another one: how many of these machines are enough for what is promised, with
-`--roles all` whether some of them should compute prompts for the others, and with several calibrations among how many
+With `--replicas` the command finds how many of these machines are enough to keep the promises. With `--roles all` it
+also finds whether some of them should compute prompts for the others, and with several calibrations among how many
 devices the model should be divided.
 """
 
@@ -58,7 +58,7 @@ _TEMPERATURE = 1.0
 def traffic_work(
     paths: Sequence[str | Path], *, vocab_size: int, num_requests: int | None = None, seed: int = 0
 ) -> list[BenchRequest]:
-    """The last requests of these logs, from the first arrival on; `ConfigError` if times are missing."""
+    """The last requests of these logs, with times from the first arrival on; `ConfigError` if times are missing."""
     records = read_traffic(paths, most_records=num_requests).records
     named = ", ".join(map(str, paths))
     if not records:
@@ -147,7 +147,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output-json", metavar="FILE", help="Write everything that was tried here.")
     parser.add_argument("--html", metavar="FILE", help="Write a page with the Pareto front here.")
     add_work_flags(parser, is_required=False)
-    # The traffic log to read is another thing than the one that an engine writes.
+    # The traffic log to read is not the one that an engine writes.
     add_flags(parser, [flag for flag in engine_flags() if flag.name not in _NOT_TAKEN])
 
 
@@ -228,7 +228,8 @@ def _write_page(arguments: argparse.Namespace, page: Page, calibration: Calibrat
 
 
 def _check_engine_options(arguments: argparse.Namespace) -> None:
-    """Before minutes of searching: those of the engine that verifies are good, and given only where there is one."""
+    """Check the options of the engine that verifies before minutes of searching. They are refused if nothing is
+    verified."""
     EngineConfig.from_options(**engine_options(arguments))
     simulated = {*simulated_options(arguments), *_NOT_TAKEN}
     others = [flag.flag for flag in engine_flags() if hasattr(arguments, flag.name) and flag.name not in simulated]
@@ -247,7 +248,7 @@ def _check_replicas(arguments: argparse.Namespace) -> None:
 
 
 def _calibrations(arguments: argparse.Namespace) -> list[Calibration]:
-    """One, or several that differ in their ranks."""
+    """The given calibration, or several that differ in their ranks."""
     found = [load_calibration(name) for name in arguments.calibration]
     if len(found) > 1 and arguments.replicas is None:
         raise ConfigError("--calibration: several are compared with --replicas; without it, give one.")
@@ -268,7 +269,7 @@ def _size(
     fixed: dict[str, Any],
     link: Link,
 ) -> int:
-    """How many replicas are enough, instead of which options are best on one."""
+    """Find how many replicas are enough, instead of the best options of one."""
     from headway_lab.sim.sim_report import trust_notes
     from headway_lab.tune.tune_report import fleet_json, fleet_page, fleet_recommendation, fleet_table
     from headway_lab.tune.tune_search import fewest_devices
@@ -314,7 +315,7 @@ def _fewest(
     fixed: dict[str, Any],
     link: Link,
 ) -> tuple[Fleet, Space]:
-    """Of these machines."""
+    """Find the fewest machines of this calibration."""
     from headway.front.router import ROUTERS
     from headway_lab.tune import SearchLimits, Space
     from headway_lab.tune.tune_search import fewest, most_trials
@@ -345,7 +346,7 @@ def _link_notes(arguments: argparse.Namespace, calibrations: Sequence[Calibratio
 
 
 def _beyond(space: Space, work: Sequence[BenchRequest], tuned: Tuned, best: Trial) -> str:
-    """If the load is more than the machine can serve: by default, and with what is recommended."""
+    """A warning if the load is above the machine's capacity, with the default options and with the recommended ones."""
     from headway_lab.sim.sim_comparison import BEYOND, overload
 
     trials = {"by default": tuned.default, **({"as recommended": best} if best is not tuned.default else {})}
@@ -388,7 +389,7 @@ def _work(arguments: argparse.Namespace, calibration: Calibration) -> list[Bench
 def _verify(
     arguments: argparse.Namespace, work: Sequence[BenchRequest], goal: Goal, tuned: Tuned, space: Space
 ) -> list[Verified]:
-    """On the real engine, if that is wanted and there is anything to verify."""
+    """Measure on the real engine, if that is wanted and there are candidates."""
     if not arguments.verify or tuned.is_default_best:
         return []
     from headway.console.loading import load_engine, stderr_console

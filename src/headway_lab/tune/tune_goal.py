@@ -1,9 +1,9 @@
-"""What is tuned for: goodput, the rate of requests that got what was promised; of equals, the one with shorter tails.
+"""The goal of tuning: goodput, which is the rate of requests that kept their promises, and among equals shorter tails.
 
-Promises are bounds on keys of a result, such as p99_itl_ms=50 or p99_ttft_ms=1000. For a single request they mean: its
-time to first token is at most the bound, its mean time per token is, and of the gaps between its own tokens the 99th
-percentile. Where none are given, those count that the workload's classes make, as in `headway sim`. A request that gets
-all of it is good. Without any promises every request is, and goodput is throughput.
+Promises are bounds on keys of a result, such as p99_itl_ms=50 or p99_ttft_ms=1000. They bound a single request's time
+to first token, its mean time per token, or the 99th percentile of the gaps between its own tokens. If none are given,
+the promises of the workload's classes count, as in `headway sim`. A request that gets all of them is good. Without any
+promises every request is good, and goodput is throughput.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from headway_lab.bench.timelines import RequestTimeline, percentile
 from headway_lab.workload.bench_requests import BenchRequest
 
 SAME_GOODPUT = 0.005
-"""A difference by less than this part is none: when all requests are in time, their number per second says nothing."""
+"""Goodputs that differ by less than this share are equal: if all requests are in time, their number per second means
+nothing."""
 SHORTER_TAIL = 0.02
-"""And a tail that is shorter by less than this part is not shorter."""
+"""Tails that differ by less than this share are equal."""
 
 _KEY = re.compile(r"(?P<what>mean|median|max|p(?P<percent>\d+(\.\d+)?))_(?P<name>ttft|tpot|itl|e2el)_ms")
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is promised to requests."""
+    """What requests are promised."""
 
     objectives: Sequence[Objective] = ()
-    """To every request."""
+    """Promises to every request."""
     targets: Sequence[Targets] | None = None
-    """Without objectives: to each, in the order of the work."""
+    """The targets of each request, in the order of the work, if there are no objectives."""
     told: str = ""
-    """The same for people."""
+    """The targets as text for people."""
 
     @staticmethod
     def of(texts: Sequence[str], work: Sequence[BenchRequest]) -> Goal:
-        """What is given, or else what the work's classes promise."""
+        """A goal of the given promises, or else of those that the work's classes make."""
         if texts:
             return Goal.parse(texts)
         options = [request.options for request in work]
@@ -49,7 +50,7 @@ class Goal:
 
     @staticmethod
     def parse(texts: Sequence[str]) -> Goal:
-        """From `KEY=BOUND`s; `ConfigError` for what cannot be promised to a request."""
+        """Read `KEY=BOUND`s; `ConfigError` for a key that cannot be promised to a request."""
         objectives = [parse_objective(text) for text in texts]
         for objective in objectives:
             if _KEY.fullmatch(objective.key) is None:
@@ -60,11 +61,11 @@ class Goal:
         return Goal(objectives)
 
     def is_good(self, timeline: RequestTimeline) -> bool:
-        """Whether a request got all that was promised to every one."""
+        """Whether a request got everything that is promised to every request."""
         return timeline.is_complete and all(_kept(timeline, objective) for objective in self.objectives)
 
     def score(self, timelines: Sequence[RequestTimeline], metrics: OnlineMetrics) -> Score:
-        """Of a run of the work, or of its beginning."""
+        """The score of a run of the work, or of its beginning."""
         if self.targets is not None:
             return self._score_by_class(timelines, self.targets[: len(timelines)], metrics)
         num_good = sum(self.is_good(timeline) for timeline in timelines)
@@ -76,11 +77,11 @@ class Goal:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is promised."""
+        """Whether there are no promises."""
         return not self.objectives and self.targets is None
 
     def missed_by(self, score: Score, metrics: OnlineMetrics) -> str:
-        """For people: what of the promises a run of the work did not keep, and by how much; empty if it kept all."""
+        """A text on the promises that a run of the work missed, and by how much; empty if it kept all."""
         if self.targets is not None:
             missed = f"the P99 of requests' largest latency is {score.tail:.3g} times its target"
             return "" if score.is_kept else missed
@@ -114,18 +115,19 @@ class Score:
     """Good requests each second."""
     good_share: float
     tail: float
-    """The largest of the promised keys, as a multiple of its bound; of promises to classes, the 99th percentile of each
+    """The largest promised key, as a multiple of its bound. If classes have the promises, the 99th percentile of each
     request's own such multiple; without promises, that of the time between tokens, in milliseconds."""
     num_missed: int = 0
     """Promised keys whose value over all requests is above the bound."""
 
     @property
     def is_kept(self) -> bool:
-        """Whether all of the promised keys are within their bounds."""
+        """Whether all promised keys are within their bounds."""
         return self.num_missed == 0
 
     def is_better_than(self, other: Score) -> bool:
-        """By more than `SAME_GOODPUT`; or about as good, with a tail shorter by more than `SHORTER_TAIL`."""
+        """Whether the goodput is better by more than `SAME_GOODPUT`, or is about equal and the tail shorter by more
+        than `SHORTER_TAIL`."""
         if self.goodput > (1 + SAME_GOODPUT) * other.goodput:
             return True
         return self.goodput >= (1 - SAME_GOODPUT) * other.goodput and self.tail < (1 - SHORTER_TAIL) * other.tail

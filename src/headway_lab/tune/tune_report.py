@@ -1,4 +1,4 @@
-"""What a search found: the best candidates measured on the real engine, and all of it as tables, JSON and a page."""
+"""The report of a search: measures the best candidates on the real engine, and makes tables, JSON and a page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TITLES = ["", "goodput/s", "good", "requests/s", "tok/s", *_LATENCIES]
 
 @dataclass(frozen=True)
 class Verified:
-    """A trial that was measured, too."""
+    """A trial that was also measured."""
 
     trial: Trial
     metrics: OnlineMetrics
@@ -41,7 +41,7 @@ class Verified:
 
 
 def candidates(tuned: Tuned, num_best: int) -> list[Trial]:
-    """The default, and the best few that are better than it and differ from each other in what they do."""
+    """The default, and the best few trials that are better than it and behave differently from each other."""
     better = [trial for trial in tuned.distinct if trial.score.is_better_than(tuned.default.score)]
     return [tuned.default, *better[:num_best]]
 
@@ -55,7 +55,7 @@ def verify(
     load: Load,
     temperature: float,
 ) -> Verified:
-    """Measure a trial on an engine of these options with the trial's over them."""
+    """Measure a trial on an engine with `options` and the trial's own options over them."""
     engine = load(EngineConfig.from_options(**{**options, **trial.options}))
     try:
         # To be warm the engine must have seen steps of all sizes.
@@ -71,7 +71,8 @@ def verify(
 
 
 def recommended(verified: Sequence[Verified]) -> Trial:
-    """Of measured trials, the default first, the one that is best in truth; the default, unless one clearly is."""
+    """The measured trial that is best on the engine; the default, which comes first, unless another one is clearly
+    better."""
     default, *others = verified
     best = default
     for one in others:
@@ -81,7 +82,7 @@ def recommended(verified: Sequence[Verified]) -> Trial:
 
 
 def _free() -> None:
-    """What the engine had on the device, before the next one looks how much there is."""
+    """Free the engine's memory on the device before the next engine measures how much there is."""
     gc.collect()
     import torch
 
@@ -90,12 +91,12 @@ def _free() -> None:
 
 
 def flags_text(changes: Mapping[str, Any]) -> str:
-    """As they are written on a command line."""
+    """Options as flags of a command line."""
     return " ".join(f"--{name.replace('_', '-')} {_value(value)}" for name, value in changes.items())
 
 
 def name_of(space: Space, trial: Trial) -> str:
-    """What sets a trial apart."""
+    """The options that distinguish a trial from others."""
     return flags_text(space.changes(trial.options)) or "default"
 
 
@@ -108,7 +109,7 @@ def trial_table(space: Space, tuned: Tuned, *, most: int = 8) -> Table:
 
 
 def verified_table(space: Space, verified: Sequence[Verified]) -> Table:
-    """Predicted and measured, one below the other."""
+    """Predicted values with the measured ones below them."""
     rows = []
     for one in verified:
         rows.append([f"{name_of(space, one.trial)}: predicted", *_cells(one.trial.score, one.trial.metrics)])
@@ -152,7 +153,7 @@ def tuned_page(
     warnings: Sequence[str] = (),
     notes: Sequence[str],
 ) -> Page:
-    """With the Pareto front; `warnings` stand above, `notes` below."""
+    """A page with the Pareto front; `warnings` are at its top, `notes` at its end."""
     page = Page(f"Tuning for {title}", str(goal))
     for text in (recommendation(space, tuned, best, verified), *warnings):
         page.text(text)
@@ -192,7 +193,7 @@ def tuned_page(
 
 
 def recommendation(space: Space, tuned: Tuned, best: Trial, verified: Sequence[Verified] = ()) -> str:
-    """In a sentence, with what was measured if it was."""
+    """The recommendation as a sentence, with what was measured, if anything was."""
     if best is tuned.default:
         return f"Nothing is clearly better than the default: keep it ({tuned.num_simulated} simulations)."
     found = [f"predicted {_gain(best.score, tuned.default.score)}"]
@@ -204,7 +205,7 @@ def recommendation(space: Space, tuned: Tuned, best: Trial, verified: Sequence[V
 
 
 def fleet_table(fleet: Fleet) -> Table:
-    """Every number of replicas that was tried, with the best that was found for it."""
+    """A row for every number of replicas that was tried, with the best options found for it."""
     rows = [
         [
             sized_flags(one),
@@ -217,8 +218,8 @@ def fleet_table(fleet: Fleet) -> Table:
 
 
 def sized_flags(sized: Sized) -> str:
-    """What has to be given: the number, ranks if there are several, the router if there is anything to route, and
-    options that were changed."""
+    """The flags to give: the number of replicas, ranks if there are several, the router if there is more than one
+    replica, and changed options."""
     changes = sized.space.changes(sized.trial.options)
     router = {"router": sized.trial.options["router"]} if sized.num_replicas > 1 else {}
     num_ranks = sized.space.calibration.tensor_parallel_size
@@ -227,7 +228,7 @@ def sized_flags(sized: Sized) -> str:
 
 
 def fleet_recommendation(goal: Goal, fleet: Fleet) -> list[str]:
-    """How many are enough, and by what the next smaller number is not."""
+    """The number of replicas that is enough, and what the next smaller number misses."""
     told = f"({fleet.num_simulated} simulations)."
     lines = []
     if fleet.enough is None:
@@ -272,7 +273,7 @@ def fleet_json(goal: Goal, fleet: Fleet) -> dict[str, Any]:
 
 
 def fleet_page(goal: Goal, fleet: Fleet, *, title: str, notes: Sequence[str]) -> Page:
-    """`notes` stand below."""
+    """A page with `notes` at its end."""
     page = Page(f"Replicas for {title}", str(goal))
     for text in fleet_recommendation(goal, fleet):
         page.text(text)
@@ -314,7 +315,7 @@ def _bounds(goal: Goal, key: str) -> dict[str, float]:
 
 
 def _goodput_chart(space: Space, goal: Goal, tuned: Tuned, best: Trial, key: str) -> str:
-    """Of another promised key."""
+    """A chart of goodput against another promised key."""
 
     def value(trial: Trial) -> float:
         found = trial.metrics.as_json().get(key)
@@ -331,7 +332,7 @@ def _goodput_chart(space: Space, goal: Goal, tuned: Tuned, best: Trial, key: str
 
 
 def _clouds(space: Space, tuned: Tuned, best: Trial, x: Value, y: Value) -> list[Series]:
-    """All that was tried, and the ones that matter on top."""
+    """The points of all trials, with the important ones on top."""
     shown = [_series("tried", tuned.trials, space, x, y), _series("default", [tuned.default], space, x, y, named=True)]
     if best is not tuned.default:
         shown.append(_series("recommended", [best], space, x, y, named=True))

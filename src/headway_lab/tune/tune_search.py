@@ -1,17 +1,17 @@
-"""The search: many candidates on a part of the work, the better ones on more of it, then step by step from the best.
+"""The tuner's search: many candidates on a part of the work, the better ones on all of it, then steps from the best.
 
     successive halving    candidates drawn at random on half of the work, the best third of them on all of it; on less
-                          than half a queue has not built up, and what is best then is not what is best later
+                          than half, a queue has not built up, and the best options then are not the best later
     coordinate search     from the best so far: every option a step up or down, as long as that helps
     simplification        options of the best that do not matter go back to their defaults
 
-Options that are given on the command line stay as they are. Values are limited to what the calibration can tell about:
-steps twice as large as those that were measured, no further. The block size is not searched: steps were measured with
-one, and how another changes their time is not known. Everything is drawn with a seed, so a search can be repeated.
+Options that are given on the command line stay as they are. Values are limited to what the calibration can predict:
+steps at most twice as large as the measured ones. The block size is not searched: steps were measured with one size,
+and how another changes their time is not known. Everything is drawn with a seed, so a search can be repeated.
 
-How many replicas are enough is found by halving: more are taken to be no worse. First with options as by default, then
-below that number with a whole search at each, since better options may do with fewer. Where roles are searched, each
-number of replicas may have all of them do both, or be divided in every way.
+The number of replicas that is enough is found by bisection, which assumes that more are no worse. It runs first with
+the default options, then below that number with a whole search at each, since fewer replicas may do with better
+options. If roles are searched, the replicas of each number may all do both, or be divided in every way.
 """
 
 from __future__ import annotations
@@ -45,32 +45,33 @@ class Trial:
     metrics: OnlineMetrics
     score: Score
     num_requests: int
-    """Of the work's; fewer are tried first."""
+    """Requests of the whole work; first trials have fewer."""
 
 
 @dataclass(frozen=True)
 class Tuned:
     default: Trial
     chosen: Trial
-    """The best, with as many options as by default as that allows."""
+    """The best trial, with as many options as possible at their defaults."""
     trials: Sequence[Trial]
-    """All that were tried with the whole work, the best first; the default is among them."""
+    """All trials of the whole work, the best first, the default included."""
     num_simulated: int
-    """Simulations, those of a part of the work included."""
+    """The number of simulations, those of a part of the work included."""
 
     @property
     def best(self) -> Trial:
-        """The default, unless another one is clearly better."""
+        """The default, unless another trial is clearly better."""
         return self.chosen if self.chosen.score.is_better_than(self.default.score) else self.default
 
     @property
     def is_default_best(self) -> bool:
-        """Whether there is nothing to recommend."""
+        """Whether the default is the best, so that there is nothing to recommend."""
         return self.best is self.default
 
     @property
     def distinct(self) -> list[Trial]:
-        """The best first, without those whose options did the same to the last request as fewer of them did."""
+        """The trials, best first, without those that did the same to every request as one with fewer changed
+        options."""
         kept = [self.chosen]
         for trial in self.trials:
             if all(trial.metrics != other.metrics for other in kept):
@@ -90,7 +91,7 @@ class Tuned:
 def simulate_trial(
     space: Space, goal: Goal, options: Mapping[str, Any], work: Sequence[BenchRequest], *, seed: int | None = 0
 ) -> Trial:
-    """The same seed for all: they are compared under the same luck."""
+    """Simulate with these options. All trials have the same seed, so they are compared under the same conditions."""
     setup = space.set_up(options)
     result = simulate(
         work,
@@ -115,7 +116,7 @@ class SearchLimits:
     """How long to search."""
 
     num_trials: int = 40
-    """As many simulations of the whole work; those of a part of it count as that part."""
+    """Simulations of the whole work; one of a part of it counts as that part."""
     seed: int = 0
 
 
@@ -151,14 +152,14 @@ class _Search:
         self.trials: dict[tuple[Any, ...], Trial] = {}  # of the whole work, by their options
 
     def whole(self, options: Mapping[str, Any]) -> Trial:
-        """With all requests; the same options are tried once."""
+        """Simulate all requests with these options. The same options are simulated once."""
         key = tuple(options.values())
         if key not in self.trials:
             self.trials[key] = self._try(options, len(self._work))
         return self.trials[key]
 
     def halve(self) -> None:
-        """Candidates drawn at random; ever fewer of them with ever more requests."""
+        """Draw candidates at random, and simulate ever fewer of them with ever more requests."""
         rng = random.Random(self._limits.seed)
         counts = [self._count(share) for share in _SHARES]
         # n candidates cost n × (first share + a third of the second)
@@ -180,8 +181,8 @@ class _Search:
             candidates = [dict(trial.options) for trial in tried[: max(int(_KEPT * len(tried)), 1)]]
 
     def climb(self) -> None:
-        """From the best so far, one option at a time, until nothing helps or the budget is used up; if there is some
-        left, from the next best."""
+        """Change one option at a time, from the best trial so far, until nothing helps or the budget is used up. If
+        budget is left, continue from the next best."""
         explored: set[tuple[Any, ...]] = set()
         while self._used < self._limits.num_trials:
             start = next((trial for trial in self.ranked() if tuple(trial.options.values()) not in explored), None)
@@ -195,7 +196,8 @@ class _Search:
                     break  # go on from there
 
     def simplify(self) -> Trial:
-        """The best, with each option that is not needed for that as by default. These few are over the budget."""
+        """The best trial, with each option at its default that does not contribute. These few simulations exceed the
+        budget."""
         best = self.ranked()[0]
         for name in self._space.changes(best.options):
             options = {**best.options, name: self._space.default[name]}
@@ -206,8 +208,8 @@ class _Search:
         return best
 
     def ranked(self) -> list[Trial]:
-        """Those of the whole work, the best first: of those with about the highest goodput the one with the shortest
-        tail; of equals, the one that is most like the default."""
+        """The trials of the whole work, the best first: among those with about the highest goodput the one with the
+        shortest tail, and among equals the one closest to the default."""
         enough = (1 - SAME_GOODPUT) * max(trial.score.goodput for trial in self.trials.values())
 
         def key(trial: Trial) -> tuple[float, float, int]:
@@ -234,12 +236,12 @@ def _by_goodput(trial: Trial) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Sized:
-    """So many replicas, with the best options that were found for them."""
+    """A number of replicas, with the best options that were found for it."""
 
     space: Space
     trial: Trial
     overload: Overload | None = None
-    """If more comes than they can serve: promises that a short run keeps, a longer one does not."""
+    """Set if the load is above their capacity: a longer run would break promises that a short one keeps."""
 
     @property
     def num_replicas(self) -> int:
@@ -247,7 +249,7 @@ class Sized:
 
     @property
     def num_devices(self) -> int:
-        """Of all ranks of all replicas."""
+        """The devices of all ranks of all replicas."""
         return self.num_replicas * self.space.calibration.tensor_parallel_size
 
     @property
@@ -257,17 +259,17 @@ class Sized:
 
 @dataclass(frozen=True)
 class Fleet:
-    """How many replicas keep what is promised."""
+    """How many replicas keep the goal."""
 
     enough: Sized | None
-    """The fewest; `None` if no number does."""
+    """The fewest replicas that keep it; `None` if no number does."""
     tried: Sequence[Sized]
-    """By their number; not all were."""
+    """The numbers that were tried, in order."""
     num_simulated: int
 
     @property
     def too_few(self) -> Sized | None:
-        """The next smaller number, or the largest if none is enough; `None` if there is no smaller one."""
+        """The next smaller number, or the largest if no number is enough; `None` if there is no smaller one."""
         most = None if self.enough is None else self.enough.num_replicas
         fewer = [one for one in self.tried if most is None or one.num_replicas < most]
         return fewer[-1] if fewer else None
@@ -281,7 +283,7 @@ def fewest(
     limits: SearchLimits | None = None,
     progress: Meter | None = None,
 ) -> Fleet:
-    """Find the fewest replicas that keep the goal. `spaces`: of each number of them, in order."""
+    """Find the fewest replicas that keep the goal. `spaces` has one space for each number of replicas, in order."""
     run = _Sizing(spaces, goal, work, limits or SearchLimits(), progress)
     by_default = bisect.bisect_left(range(len(spaces)), True, key=run.is_enough_by_default)
     found = bisect.bisect_left(range(by_default), True, key=run.is_enough_tuned)
@@ -290,8 +292,8 @@ def fewest(
 
 
 def fewest_devices(fleets: Sequence[Fleet]) -> int:
-    """Of fleets with other numbers of ranks, the place of the one with the fewest devices that are enough, of equals
-    the one with the shortest tail; the first, if none is."""
+    """The place of the fleet that is enough with the fewest devices, among equals the one with the shortest tail; the
+    first fleet if none is enough. The fleets differ in their ranks."""
 
     def key(place: int) -> tuple[float, float]:
         enough = fleets[place].enough
@@ -301,7 +303,7 @@ def fewest_devices(fleets: Sequence[Fleet]) -> int:
 
 
 def most_trials(spaces: Sequence[Space], limits: SearchLimits) -> int:
-    """How many simulations of the whole work `fewest` takes at most, about."""
+    """About how many simulations of the whole work `fewest` takes at most."""
     num_fleets = max(len(list(space.fleets())) for space in spaces)
     return len(spaces).bit_length() * (num_fleets + limits.num_trials)
 
@@ -319,10 +321,10 @@ class _Sizing:
         self._used = 0.0
         self.num_simulated = 0
         self.best: dict[int, Sized] = {}
-        """By the place of their number."""
+        """The best of each number of replicas, by the number's place."""
 
     def is_enough_by_default(self, place: int) -> bool:
-        """With each router and all roles, and else no option changed."""
+        """Whether this number is enough with some router and roles, and no other option changed."""
         space = self._spaces[place]
         trials = []
         for options in space.fleets():
@@ -337,7 +339,7 @@ class _Sizing:
         return self._note(place, trials)
 
     def is_enough_tuned(self, place: int) -> bool:
-        """With whatever options."""
+        """Whether this number is enough with any options."""
         space = self._spaces[place]
         tuned = search(space, self._goal, self._work, limits=self._limits, progress=self)
         self.num_simulated += tuned.num_simulated
@@ -345,7 +347,7 @@ class _Sizing:
         return self._note(place, [tuned.best, *tuned.trials])
 
     def _note(self, place: int, trials: Sequence[Trial]) -> bool:
-        """Keep the first that is enough, or else the one that misses least."""
+        """Keep the first trial that is enough, or else the one that misses least."""
         kept = (self._sized(place, trial) for trial in trials if trial.score.is_kept)
         best = next((one for one in kept if one.is_enough), None)
         best = best or self._sized(place, min(trials, key=lambda trial: trial.score.tail))
@@ -361,9 +363,9 @@ class _Sizing:
         return Sized(space, trial, overload(trial.metrics, most))
 
     def advance(self) -> None:
-        """As a meter of a search does; it tells where it is instead."""
+        """Called like a search's meter; the progress is set by `at` instead."""
 
     def at(self, done: float, total: float | None = None) -> None:
-        """So much of the search that is under way is done, after all before it."""
+        """`done` of `total` of the current search are done; all searches before it are complete."""
         if self._progress is not None:
             self._progress.at(self._used + done)

@@ -1,10 +1,10 @@
 """When requests come: all at once, at random, or as recorded in a trace.
 
-A rate counts requests per second. Where a request brings others after it (the turns of a conversation), only its first
-is an arrival, and arrivals are so much rarer that the rate comes out. Gaps are drawn for a rate of one and then
-stretched, so that one seed gives the same pattern at every rate.
+A rate counts requests per second. If requests follow others (the turns of a conversation), only the first is an
+arrival, and the rate of arrivals is lower accordingly. Gaps are drawn for a rate of one and then stretched, so that one
+seed gives the same pattern at every rate.
 
-A trace holds what is known of a request in one row. Its columns tell which of these kinds of file it is:
+A trace has a request in each row. Its columns determine which of these kinds of file it is:
 
     arrival_s, input_tokens, output_tokens                   CSV or JSON Lines; any of the three may be left out
     timestamp (ms), input_length, output_length, hash_ids    JSON Lines, as Mooncake's traces
@@ -37,10 +37,10 @@ from headway_lab.workload.input_files import (
 )
 
 MOONCAKE_BLOCK_TOKENS = 512
-"""What a hash id of such a trace stands for."""
+"""The tokens for which a hash id of such a trace stands."""
 
 _LEAST_CV = 1e-6
-"""Gaps that vary less are all the same."""
+"""Gaps with a smaller coefficient of variation are all equal."""
 _MOST_CV = 1e3
 
 KINDS = ("at_once", "poisson", "gamma", "trace")
@@ -48,7 +48,7 @@ KINDS = ("at_once", "poisson", "gamma", "trace")
 
 @dataclass(frozen=True)
 class TraceRow:
-    """One request of the past; None is what the file does not tell."""
+    """One recorded request; None for what the file does not have."""
 
     arrival_s: float | None
     num_input_tokens: int | None
@@ -58,18 +58,18 @@ class TraceRow:
 
 @dataclass(frozen=True)
 class Trace:
-    """A file of rows, and in which order they are used."""
+    """A file of rows, and the order in which they are used."""
 
     file: DataFile
     is_shuffled: bool = False
 
     def read(self) -> list[TraceRow]:
-        """All rows, in order of arrival where that is known."""
+        """Read all rows, in order of arrival if that is known."""
         return list(_sorted_rows(self.file, self.file.version()))
 
     def take(self, count: int, rng: random.Random) -> list[TraceRow]:
-        """So many rows. Past the end the file begins again, with other block ids: nothing is shared with the time
-        before."""
+        """The next `count` rows. After its end the file begins again with other block ids, so that no block is shared
+        with the time before."""
         rows = self.read()
         if self.is_shuffled:
             rng.shuffle(rows)
@@ -78,7 +78,7 @@ class Trace:
 
 
 def read_trace(table: OptionsTable, folders: tuple[Path, ...]) -> Trace:
-    """From the table `[trace]`."""
+    """Read the table `[trace]`."""
     table.only("file", "order")
     is_shuffled = table.choice("order", ("file", "random"), "file") == "random"
     return Trace(DataFile(table.text("file"), folders), is_shuffled)
@@ -86,7 +86,8 @@ def read_trace(table: OptionsTable, folders: tuple[Path, ...]) -> Trace:
 
 @functools.lru_cache(maxsize=4)
 def _sorted_rows(file: DataFile, version: FileVersion) -> Sequence[TraceRow]:
-    """A file is read once for as long as it stays the same: a search for a rate draws from it many times."""
+    """The rows in order. A file is read once for as long as it does not change, since a search for a rate draws from it
+    many times."""
     rows = [_parse(row, file, line) for line, row in file.rows()]
     if not rows:
         raise ConfigError(f"The data file '{file.name}' has no rows.")
@@ -143,13 +144,13 @@ def _length(row: Row, name: str, file: DataFile, line: int) -> int:
 
 class Arrivals(Protocol):
     def times(self, count: int, rng: random.Random, *, rate: float | None, per_arrival: float) -> list[float]:
-        """So many times from 0 on, in order. `rate` overrides the workload's own; each arrival brings `per_arrival`
-        requests."""
+        """The times of `count` arrivals from 0 on, in order. `rate` overrides the workload's own; each arrival brings
+        `per_arrival` requests."""
 
 
 @dataclass(frozen=True)
 class AtOnce:
-    """All are there from the start. With a rate from outside: as Poisson."""
+    """All requests are there from the start. With a rate from outside, arrivals are Poisson instead."""
 
     def times(self, count: int, rng: random.Random, *, rate: float | None, per_arrival: float) -> list[float]:
         return [0.0] * count if rate is None else Gamma(rate).times(count, rng, rate=None, per_arrival=per_arrival)
@@ -175,12 +176,12 @@ class Gamma:
 
 @dataclass(frozen=True)
 class Recorded:
-    """The times of a trace, the first one at 0. Past its end it begins again."""
+    """The times of a trace, with the first at 0. After its end it begins again."""
 
     trace: Trace
     speedup: float = 1.0
     rate: float | None = None
-    """Stretched to this mean rate instead."""
+    """The mean rate to which the times are stretched."""
 
     def times(self, count: int, rng: random.Random, *, rate: float | None, per_arrival: float) -> list[float]:
         recorded = [row.arrival_s for row in self.trace.read() if row.arrival_s is not None]
@@ -198,13 +199,13 @@ class Recorded:
 
 
 def _period(recorded: list[float]) -> float:
-    """From its first arrival to that of its repetition: one mean gap after its last."""
+    """The time from the first arrival to that of the trace's repetition, which comes one mean gap after the last."""
     span = recorded[-1] - recorded[0]
     return span + span / max(1, len(recorded) - 1)
 
 
 def read_arrivals(table: OptionsTable, trace: Trace | None, folders: tuple[Path, ...]) -> Arrivals:
-    """From the table `[arrivals]`."""
+    """Read the table `[arrivals]`."""
     kind = table.choice("kind", KINDS)
     if kind == "at_once":
         table.only("kind")
@@ -226,7 +227,7 @@ def read_arrivals(table: OptionsTable, trace: Trace | None, folders: tuple[Path,
 
 
 def check_rate(rate: float | None) -> float | None:
-    """A rate from outside; None where there is none."""
+    """Check a rate from outside; None if there is none."""
     if rate is not None and not (0 < rate <= MOST or rate == math.inf):
         raise ConfigError(f"A rate must be above 0 requests/s and at most {MOST:,}, or infinite; not {rate:g}.")
     return rate

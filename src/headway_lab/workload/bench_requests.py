@@ -17,7 +17,7 @@ from headway_lab.workload.arrivals import Trace, check_times
 from headway_lab.workload.input_files import DataFile
 
 HIGHEST_TOKEN_ID = 10_000
-"""Prompt ids are drawn from 0 to this, both included, or below the vocabulary if that is smaller."""
+"""Prompt ids are drawn from 0 to this, inclusive, or below the vocabulary's size if that is smaller."""
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,20 @@ class LengthRange:
 
     @classmethod
     def exactly(cls, length: int) -> LengthRange:
-        """Always the same length."""
+        """A range that has only this length."""
         return cls(length, length)
 
     @classmethod
     def around(cls, length: int, ratio: float) -> LengthRange:
-        """From `length * (1 - ratio)` to `length * (1 + ratio)`, and at least one token."""
+        """The range from `length * (1 - ratio)` to `length * (1 + ratio)`, with at least one token."""
         return cls(max(1, int(length * (1 - ratio))), max(1, int(length * (1 + ratio))))
 
     def draw(self, rng: random.Random) -> int:
-        """A length. Without a choice nothing is drawn."""
+        """Draw a length. If there is only one, the generator is not used."""
         return self.low if self.low == self.high else rng.randint(self.low, self.high)
 
     def clamp(self, length: int) -> int:
-        """The nearest length inside."""
+        """The nearest length in the range."""
         return min(max(length, self.low), self.high)
 
     def __str__(self) -> str:
@@ -55,16 +55,16 @@ class BenchRequest:
 
     prompt_token_ids: Sequence[int]
     num_output_tokens: int
-    """For each of its choices."""
+    """The number of output tokens of each of its choices."""
     num_choices: int = 1
     arrival_s: float = 0.0
-    """After the start of the round. Of one that follows another: not before this."""
+    """Seconds after the start of the round. A request that follows another is not sent before this time."""
     options: RequestOptions = DEFAULT_OPTIONS
-    """How it is to be scheduled."""
+    """The options of its scheduling."""
     after: int | None = None
     """Index of the request that has to end first: the turn before in a conversation."""
     think_s: float = 0.0
-    """From that end until this one is sent."""
+    """Seconds from that end until this request is sent."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -76,7 +76,7 @@ Work = Sequence[BenchRequest]
 
 @dataclass(frozen=True)
 class TraceLimits:
-    """Which part of a trace is replayed, and how."""
+    """The part of a trace that is replayed, and how."""
 
     num_requests: int = 1_000
     speedup: float = 2.5
@@ -86,7 +86,7 @@ class TraceLimits:
 
 
 def highest_token_id(vocab_size: int) -> int:
-    """The largest id that prompts of this vocabulary are drawn from."""
+    """The largest id that prompts may have with this vocabulary."""
     return min(HIGHEST_TOKEN_ID, vocab_size - 1)
 
 
@@ -123,7 +123,7 @@ def trace_work(path: str, rng: random.Random, *, vocab_size: int, limits: TraceL
 
 
 def describe(work: Work) -> str:
-    """The size of the work in a line."""
+    """The size of the work as a line of text."""
     num_out = sum(request.num_output_tokens * request.num_choices for request in work)
     plural = "s" if len(work) != 1 else ""
     return f"{len(work):,} request{plural}, {sum(r.num_prompt_tokens for r in work):,} tokens in, {num_out:,} out"

@@ -1,7 +1,7 @@
-"""What prompts are made of: random ids, shared prefixes, recorded blocks, or texts of a file.
+"""Contents of prompts: random ids, shared prefixes, recorded blocks, or texts of a file.
 
-Each aspect has a generator of its own, made from the seed and a name. Another rate therefore changes no prompt, another
-length of answers no arrival, and fewer requests are the first ones of more.
+Each aspect has its own generator, made from the seed and a name. So a different rate changes no prompt, a different
+length of answers changes no arrival, and a smaller number of requests gives the first ones of a larger number.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _USUAL_FIELDS = ("prompt", "question", "turns", "text")
 
 @dataclass(frozen=True)
 class Draft:
-    """A request before it is known when it comes."""
+    """A request before its arrival time is known."""
 
     prompt_token_ids: list[int]
     num_output_tokens: int
     after: int | None = None
-    """Number of the draft that this one follows."""
+    """The number of the draft that this one follows."""
     think_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Size:
-    """Lengths that belong together."""
+    """The lengths of a prompt and its answer."""
 
     num_input_tokens: int
     num_output_tokens: int
@@ -71,20 +71,20 @@ class Drawing:
         object.__setattr__(self, "_vocabulary", list(range(highest_token_id(self.vocab_size) + 1)))
 
     def rng(self, aspect: str) -> random.Random:
-        """The generator of this aspect, from its beginning."""
+        """A new generator of this aspect."""
         return random.Random(f"{self.seed}/{aspect}")
 
     def ids(self, rng: random.Random, count: int) -> list[int]:
         return rng.choices(self._vocabulary, k=check_tokens(count, "A prompt, or a part of one,"))
 
     def rows(self, count: int) -> list[TraceRow]:
-        """So many of the trace's rows."""
+        """The next `count` rows of the trace."""
         if self.lengths.trace is None:
             raise ConfigError("This workload needs a table [trace] with a 'file'.")
         return self.lengths.trace.take(count, self.rng("trace"))
 
     def sizes(self, count: int) -> Iterator[Size]:
-        """Both lengths of so many requests, not yet limited."""
+        """The lengths of `count` prompts and answers, before limits."""
         inputs, outputs = self.input_lengths(count), self.output_lengths(count)
         return (Size(num_in, num_out) for num_in, num_out in zip(inputs, outputs))
 
@@ -94,17 +94,18 @@ class Drawing:
         return (self._told(row.num_input_tokens, "input") for row in self.rows(count))
 
     def output_lengths(self, count: int) -> Iterator[int]:
-        """Of answers. From the same row as the prompt's, where both come from the trace."""
+        """The lengths of `count` answers. If both come from the trace, they are from the same rows as the prompts'."""
         if self.lengths.output is not None:
             return self._drawn(self.lengths.output, count, "output")
         return (self._told(row.num_output_tokens, "output") for row in self.rows(count))
 
     def tokens(self, text: str) -> list[int]:
-        """The ids of a text, and nothing around it."""
+        """The ids of a text, without special tokens."""
         return self._a_tokenizer().encode(text, add_special_tokens=False)
 
     def prompt_tokens(self, text: str, *, is_chat: bool) -> list[int]:
-        """The ids of a whole prompt: with what the model expects around a text, or as the first turn of a chat."""
+        """The ids of a whole prompt: with the tokens that the model expects around a text, or as the first turn of a
+        chat."""
         tokenizer = self._a_tokenizer()
         if is_chat:
             return self.tokens(tokenizer.apply_chat_template([{"role": "user", "content": text}]))
@@ -128,17 +129,17 @@ class Drawing:
 class Content(Protocol):
     @property
     def has_text(self) -> bool:
-        """Whether it takes a tokenizer to draw it."""
+        """Whether drawing it needs a tokenizer."""
 
     def draw(self, drawing: Drawing, count: int) -> list[Draft]:
-        """So many requests."""
+        """Draw `count` requests."""
 
     def num_available(self, trace: Trace | None) -> int | None:
-        """How many requests there are before something has to come again; None where there is no end."""
+        """How many requests there are before one is repeated; None if there is no end."""
 
 
 def rows_in(trace: Trace | None) -> int | None:
-    """How many requests a trace has, if there is one."""
+    """How many requests a trace has; None if there is no trace."""
     return None if trace is None else len(trace.read())
 
 
@@ -162,7 +163,7 @@ class RandomContent:
 @dataclass(frozen=True)
 class SharedPrefixes:
     weights: tuple[float, ...]
-    """How often each prefix comes, among all weights."""
+    """The share of each prefix, relative to the sum of all weights."""
     prefix_tokens: Distribution
 
     has_text: ClassVar[bool] = False
@@ -184,7 +185,7 @@ class SharedPrefixes:
 
 
 def read_shared_prefixes(table: OptionsTable, folders: tuple[Path, ...]) -> SharedPrefixes:
-    """From the table `[content]`."""
+    """Read the table `[content]`."""
     table.only("kind", "prefixes", "prefix_tokens", "weights", "zipf")
     count = table.whole("prefixes", most=_MOST_PREFIXES)
     if "weights" in table and "zipf" in table:
@@ -204,7 +205,7 @@ def read_shared_prefixes(table: OptionsTable, folders: tuple[Path, ...]) -> Shar
 class BlockContent:
     block_tokens: int = MOONCAKE_BLOCK_TOKENS
     scales_output: bool = True
-    """Answers shrink like prompts; only where their length comes from the trace."""
+    """Whether answers shrink like prompts; only if their length comes from the trace."""
 
     has_text: ClassVar[bool] = False
 
@@ -235,7 +236,7 @@ class BlockContent:
 
 
 def read_block_content(table: OptionsTable) -> BlockContent:
-    """From the table `[content]`."""
+    """Read the table `[content]`."""
     table.only("kind", "block_tokens", "scale_output")
     return BlockContent(
         table.whole("block_tokens", MOONCAKE_BLOCK_TOKENS, most=MOST_TOKENS), table.switch("scale_output", True)
@@ -246,11 +247,12 @@ def read_block_content(table: OptionsTable) -> BlockContent:
 class PromptContent:
     file: DataFile
     field: str | None = None
-    """Of the prompt; None: the first of the usual names that is there. Of a list (`turns`), its first."""
+    """The field of the prompt; None: the first of the usual names that exists. If it is a list (`turns`), its first
+    item counts."""
     answer_field: str | None = None
-    """A text or a number of tokens, for the length of the answer; None: lengths come from the workload."""
+    """The field with an answer's text or number of tokens, for its length; None: lengths come from the workload."""
     is_chat: bool = False
-    """Put into the model's chat template."""
+    """Whether prompts are put into the model's chat template."""
     is_shuffled: bool = False
 
     has_text: ClassVar[bool] = True
@@ -294,7 +296,7 @@ class PromptContent:
 
 
 def read_prompt_content(table: OptionsTable, folders: tuple[Path, ...]) -> PromptContent:
-    """From the table `[content]`."""
+    """Read the table `[content]`."""
     table.only("kind", "file", "field", "answer_field", "chat", "order")
     return PromptContent(
         DataFile(table.text("file"), folders),

@@ -4,7 +4,7 @@
     turn 2   system + message 1 + answer 1 + message 2          sent think_s after the end of turn 1
     turn 3   ...
 
-The answer in a prompt stands for the one that is going to be generated: it has its length, not its tokens. A
+The answer in a prompt stands for the one that is going to be generated: it has its length, but other tokens. A
 conversation ends before the turn that would be longer than the limits allow. A file of conversations is JSON Lines:
 
     history    [{"user": …, "bot": …}, …]                                  MT-Bench-101
@@ -62,12 +62,13 @@ class ConversationFile:
 
 
 def _until_silence(talk: list[Turn]) -> list[Turn]:
-    """A turn in which the user says nothing ends a conversation."""
+    """The turns up to the first in which the user says nothing, which ends a conversation."""
     return list(itertools.takewhile(lambda turn: turn.message, talk))
 
 
 def _from_messages(messages: list[dict[str, Any]]) -> list[Turn]:
-    """A message of the user, or of the system before it, waits for the answer of the assistant."""
+    """The turns of a list of messages. Each is a message of the user, with the system's before it, and the assistant's
+    answer."""
     turns: list[Turn] = []
     said: list[str] = []
     for message in messages:
@@ -87,20 +88,21 @@ def _text(value: object) -> str:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What the user says, and the answer."""
+    """A message of the user, and its answer."""
 
     message: list[int]
     answer: list[int]
 
 
 class Talks(Protocol):
-    """Where conversations come from."""
+    """A source of conversations."""
 
     def talks(self, drawing: Drawing, count: int) -> Iterator[Iterator[Exchange]]:
-        """One conversation after the other, without end; `count` is the number of turns that are needed at most."""
+        """Yield one conversation after the other, without end; `count` is the largest number of turns that is
+        needed."""
 
     def num_available(self, trace: Trace | None) -> int | None:
-        """How many turns there are before one comes again."""
+        """How many turns there are before one is repeated; None if there is no end."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class ConversationContent:
     source: Talks
     think_s: Distribution = DEFAULT_THINK_S
     system_tokens: int = 0
-    """Of a system prompt that all conversations begin with."""
+    """The tokens of a system prompt with which all conversations begin."""
 
     @property
     def has_text(self) -> bool:
@@ -160,7 +162,7 @@ class RandomTalks:
 
 @dataclass(frozen=True)
 class RecordedTalks:
-    """Conversations of a file, again and again. Where it has no answers, their lengths are the workload's."""
+    """Conversations of a file, repeated as needed. If it has no answers, their lengths are the workload's."""
 
     file: ConversationFile
 
@@ -192,7 +194,7 @@ class RecordedTalks:
 
 
 def read_conversation_content(table: OptionsTable, folders: tuple[Path, ...]) -> ConversationContent:
-    """From the table `[content]`."""
+    """Read the table `[content]`."""
     table.only("kind", "turns", "think_s", "system_tokens", "file", "order")
     if ("turns" in table) == ("file" in table):
         table.fail("conversations have either a number of 'turns' or a 'file'")

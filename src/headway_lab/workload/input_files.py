@@ -1,7 +1,7 @@
-"""What a workload is read from: tables of its TOML file and rows of data files, each value checked.
+"""Input files of a workload: tables of its TOML file and rows of data files, with each value checked.
 
-Every key is known, every value has its type, and every number is finite and within bounds, so that what is drawn from
-them has sizes and times that can be computed with. An error says where it stands and what is allowed there.
+Unknown keys, values of wrong types, and numbers that are not finite or out of bounds are refused, so that drawn
+requests have usable sizes and times. An error names its place and what is allowed there.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, NoReturn
 from headway.errors import ConfigError, did_you_mean
 
 MOST = 2**40
-"""Of any number of a workload that has no bound of its own."""
+"""The bound of all numbers of a workload that have no other one."""
 
 MOST_TOKENS = 2**24
-"""Of one prompt or one answer."""
+"""The most tokens of one prompt or one answer."""
 
 MOST_SECONDS = 1e9
-"""Of a workload, from its first arrival to its last: 31 years. A clock that is further on loses microseconds."""
+"""The most seconds of a workload from its first arrival to its last: 31 years. A later clock loses microseconds."""
 
 Row = dict[str, Any]
 
@@ -89,7 +89,7 @@ class OptionsTable:
         return value
 
     def weights(self, key: str, count: int) -> tuple[float, ...]:
-        """So many numbers, none negative, not all 0."""
+        """`count` numbers, none negative, not all 0."""
         value = self._get(key, None)
         good = isinstance(value, list) and len(value) == count and all(is_number(w) and 0 <= w <= MOST for w in value)
         if not good or not sum(value) > 0:
@@ -97,14 +97,14 @@ class OptionsTable:
         return tuple(float(weight) for weight in value)
 
     def raw(self, key: str) -> Any:
-        """The value, unchecked; None where there is none."""
+        """The value, unchecked; None if the key is missing."""
         return self._values.get(key)
 
     def table(self, key: str) -> OptionsTable:
         return OptionsTable(self._get(key, None), f"{self._where}{key}: ")
 
     def fail(self, message: str) -> NoReturn:
-        """`ConfigError` that says where."""
+        """Raise `ConfigError` with the place of the error."""
         raise ConfigError(f"{self._where}{message}" + ("" if message.endswith((".", "?")) else "."))
 
     def _get(self, key: str, default: Any) -> Any:
@@ -115,14 +115,14 @@ class OptionsTable:
 
 
 def is_number(value: object) -> bool:
-    """Finite as a number with a fraction, and not a truth value."""
+    """Whether a value is a number, finite as a float, and not a truth value."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return -sys.float_info.max <= value <= sys.float_info.max
 
 
 def _bound(value: object, least: float, most: float, *, is_above: bool = False) -> str:
-    """The one of its bounds that a value does not keep."""
+    """The bound that a value does not keep, as a text."""
     if isinstance(value, int | float) and value > most:
         return f"of at most {most:,.10g}"
     return f"above {least:g}" if is_above else f"of at least {least:g}"
@@ -141,13 +141,13 @@ class FileVersion:
 
 @dataclass(frozen=True)
 class DataFile:
-    """A name, and the folders where it is looked for. It is opened when work is drawn, not before."""
+    """The name of a file, and the folders where it is searched. It is opened when work is drawn, not before."""
 
     name: str
     folders: tuple[Path, ...] = ()
 
     def path(self) -> Path:
-        """Where it is; `ConfigError` tells where it was looked for."""
+        """The file's path; `ConfigError` lists the folders that were searched."""
         named = Path(self.name).expanduser()
         places = [named] if named.is_absolute() else [folder / named for folder in self.folders or (Path(),)]
         for place in places:
@@ -160,12 +160,13 @@ class DataFile:
         )
 
     def version(self) -> FileVersion:
-        """Changes when the file does."""
+        """A value that changes when the file does."""
         path = self.path()
         return FileVersion(path, path.stat().st_mtime_ns)
 
     def rows(self) -> Iterator[tuple[int, Row]]:
-        """Line number and row: of a JSON Lines file objects, of any other the texts of a CSV file with a header."""
+        """Yield line numbers and rows: objects of a JSON Lines file, texts by column of any other file, which is CSV
+        with a header."""
         path = self.path()
         try:
             with path.open(newline="", encoding="utf-8-sig") as file:

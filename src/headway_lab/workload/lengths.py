@@ -1,7 +1,7 @@
 """How long things are: tokens of a prompt or an answer, turns of a conversation, seconds between turns; and limits.
 
-Each distribution draws one number from a generator. With a `cap`, a value above it is drawn again, so that the cap is
-not a value of its own that comes too often.
+Each distribution draws one number from a generator. With a `cap`, a value above it is drawn again, so that the cap
+itself is not too frequent.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from headway_lab.workload.input_files import (
 KINDS = ("fixed", "uniform", "exponential", "lognormal", "zipf", "column")
 _MOST_ZIPF_VALUES = 1_000_000
 _MOST_SIGMA = 10.0
-"""Of a logarithm: one standard deviation is then a factor of 22,000."""
+"""The largest sigma of a logarithm: one standard deviation is then a factor of 22,000."""
 _MOST_EXPONENT = 100.0
 
 _KEYS = ("min_input", "max_input", "min_output", "max_output", "max_total")
 
 
 class Distribution(Protocol):
-    """One number after the other; the same generator gives the same numbers."""
+    """A distribution of numbers; the same generator draws the same numbers."""
 
     def draw(self, rng: random.Random) -> float: ...
 
@@ -51,7 +51,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Both ends are included."""
+    """A uniform distribution; both ends are included."""
 
     low: float
     high: float
@@ -64,7 +64,7 @@ class Uniform:
 @dataclass(frozen=True)
 class Exponential:
     mean: float
-    """Before the cap."""
+    """The mean before the cap."""
     cap: float = math.inf
 
     def draw(self, rng: random.Random) -> float:
@@ -77,12 +77,12 @@ class Exponential:
 class Lognormal:
     median: float
     sigma: float
-    """Standard deviation of the logarithm."""
+    """The standard deviation of the logarithm."""
     cap: float = math.inf
 
     @classmethod
     def of_mean(cls, mean: float, sigma: float, cap: float = math.inf) -> Lognormal:
-        """The one that has this mean, before the cap."""
+        """The distribution with this mean, before the cap."""
         return cls(mean / math.exp(sigma * sigma / 2), sigma, cap)
 
     def draw(self, rng: random.Random) -> float:
@@ -93,8 +93,8 @@ class Lognormal:
 
 @dataclass(frozen=True)
 class Zipf:
-    """A whole number k from low to high, as often as 1 / k**exponent. Heights are those in proportion to the first, so
-    that not all of them are too small to be told from 0."""
+    """A whole number k from low to high, with a probability in proportion to 1 / k**exponent. Heights are relative to
+    the first, so that not all of them are too small to distinguish from 0."""
 
     exponent: float
     low: int
@@ -112,7 +112,7 @@ def _zipf_heights(exponent: float, low: int, high: int) -> Sequence[float]:
 
 @dataclass(frozen=True)
 class Column:
-    """Values of a column of a file, each as often as it stands there, independent of the rest of its row."""
+    """Values of a column of a file, each as likely as it is frequent there, independent of the rest of its row."""
 
     file: DataFile
     name: str
@@ -130,13 +130,13 @@ def _column_values(file: DataFile, version: FileVersion, name: str) -> Sequence[
 
 
 def draw_length(distribution: Distribution, rng: random.Random) -> int:
-    """As a number of tokens or of turns: whole, and at least one."""
+    """Draw a number of tokens or of turns: whole, and at least one."""
     return max(1, round(distribution.draw(rng)))
 
 
 def check_tokens(count: int, what: str) -> int:
-    """A number of tokens of one prompt or one answer, before memory is taken for them; `ConfigError` if it is beyond
-    all use."""
+    """Check a number of tokens of one prompt or one answer before memory is taken for them; `ConfigError` if it is
+    unreasonably large."""
     if count > MOST_TOKENS:
         raise ConfigError(
             f"{what} of {count:,} tokens was drawn, and {MOST_TOKENS:,} is the most: give its distribution a 'cap', or "
@@ -146,8 +146,8 @@ def check_tokens(count: int, what: str) -> int:
 
 
 def read_distribution(value: object, where: str, *, folders: tuple[Path, ...], is_time: bool = False) -> Distribution:
-    """From a number, which is then always the same, or from a table with its `kind`. `is_time`: of seconds, from 0 on,
-    and not of tokens or turns, which are whole and at least one."""
+    """Read a distribution from a number, which is then always drawn, or from a table with its `kind`. `is_time`: values
+    are seconds, from 0 on, and not tokens or turns, which are whole and at least one."""
     bounds = _SECONDS if is_time else _COUNTS
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _read_fixed(OptionsTable({"kind": "fixed", "value": value}, where), folders, bounds)
@@ -215,7 +215,7 @@ def _read_column(table: OptionsTable, folders: tuple[Path, ...], bounds: _Bounds
 
 
 def _cap(table: OptionsTable, middle: float, bounds: _Bounds) -> float:
-    """A cap below the middle would throw away most of what is drawn."""
+    """Read a cap. One below the middle is refused, since it would throw away most of what is drawn."""
     return table.number("cap", least=middle, is_above=False, most=bounds.most) if "cap" in table else math.inf
 
 
@@ -231,33 +231,34 @@ _READERS = {
 
 @dataclass(frozen=True)
 class Limits:
-    """In tokens; None: no limit."""
+    """Limits in tokens; None: no limit."""
 
     min_input: int = 1
     max_input: int | None = None
     min_output: int = 1
     max_output: int | None = None
     max_total: int | None = None
-    """Prompt and answer together. The prompt gives way, once the answer has left it one token."""
+    """The limit of prompt and answer together. The prompt is shortened to keep it, but the answer leaves it at least
+    one token."""
 
     def output(self, length: int) -> int:
-        """An answer of this length, clamped."""
+        """The length of an answer, clamped."""
         length = _clamped(length, self.min_output, self.max_output)
         length = length if self.max_total is None else max(1, min(length, self.max_total - 1))
         return check_tokens(length, "An answer")
 
     def input(self, length: int, num_output_tokens: int) -> int:
-        """A prompt before an answer that is clamped already."""
+        """The length of a prompt, clamped, before an answer that is clamped already."""
         length = _clamped(length, self.min_input, self.max_input)
         return length if self.max_total is None else max(1, min(length, self.max_total - num_output_tokens))
 
     def most_input(self, num_output_tokens: int) -> int | None:
-        """The longest prompt before such an answer."""
+        """The longest prompt before an answer of this length."""
         room = None if self.max_total is None else self.max_total - num_output_tokens
         return min((bound for bound in (self.max_input, room) if bound is not None), default=None)
 
     def cut(self, prompt: list[int], num_output_tokens: int) -> list[int]:
-        """The prompt, without what does not fit at its end."""
+        """The prompt without the end that does not fit."""
         most = self.most_input(num_output_tokens)
         return prompt if most is None else prompt[: max(1, most)]
 
@@ -267,7 +268,7 @@ def _clamped(length: int, least: int, most: int | None) -> int:
 
 
 def read_limits(table: OptionsTable) -> Limits:
-    """From the table `[limits]`."""
+    """Read the table `[limits]`."""
     table.only(*_KEYS)
     values = {key: table.whole(key, least=2 if key == "max_total" else 1) for key in _KEYS if key in table}
     for side in ("input", "output"):

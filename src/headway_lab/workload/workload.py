@@ -27,28 +27,28 @@ if TYPE_CHECKING:
 _OPTIONS = tuple(name for name in OPTION_NAMES if name not in ("predicted_tokens", "blocks_at"))
 
 DEFAULT_NUM_REQUESTS = 1_000
-"""Where neither the workload nor a file says how many there are."""
+"""The number of requests if neither the workload nor a file gives one."""
 
 MOST_REQUESTS = 10_000_000
 
 
 @dataclass(frozen=True)
 class RequestClass:
-    """Requests come from it as often as its weight says, among all weights."""
+    """A class of requests. A request is drawn from it with a probability in proportion to its weight."""
 
     weight: float = 1.0
     options: RequestOptions = DEFAULT_OPTIONS
 
 
 def draw_options(classes: Sequence[RequestClass], rng: random.Random) -> RequestOptions:
-    """Of one request."""
+    """Draw the options of one request."""
     if not classes:
         return DEFAULT_OPTIONS
     return rng.choices(classes, [one.weight for one in classes])[0].options
 
 
 def read_classes(tables: object) -> tuple[RequestClass, ...]:
-    """From the list `[[classes]]`."""
+    """Read the list `[[classes]]`."""
     if not isinstance(tables, list) or not tables:
         OptionsTable({}, "classes: ").fail("a list of tables is expected: [[classes]]")
     return tuple(_read(OptionsTable(table, f"classes[{number}]: ")) for number, table in enumerate(tables))
@@ -68,7 +68,7 @@ def _read(table: OptionsTable) -> RequestClass:
 
 
 def _think_times(drafts: Sequence[Draft]) -> list[float]:
-    """Of each request, for how long users think before it, from the first turn of its conversation on."""
+    """For each request, how long users think before it, summed from the first turn of its conversation on."""
     times: list[float] = []
     for draft in drafts:
         times.append(0.0 if draft.after is None else times[draft.after] + draft.think_s)
@@ -112,7 +112,7 @@ class Workload:
 
     @property
     def needs_tokenizer(self) -> bool:
-        """Whether drawing it takes the tokenizer of a model."""
+        """Whether drawing it needs the tokenizer of a model."""
         return self.content.has_text
 
     def _count(self, num_requests: int | None) -> int:
@@ -130,7 +130,8 @@ class Workload:
         return self.arrivals.times(count, drawing.rng("arrivals"), rate=rate, per_arrival=per_arrival)
 
     def _requests(self, drawing: Drawing, drafts: list[Draft], times: list[float]) -> list[BenchRequest]:
-        """A conversation's turns arrive with its first one at the earliest, and are of its class."""
+        """The requests of these drafts. A conversation's turns arrive with its first one at the earliest, and are of
+        its class."""
         rng = drawing.rng("classes")
         due = iter(times)
         requests = []

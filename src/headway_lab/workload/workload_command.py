@@ -1,4 +1,4 @@
-"""`headway workload`: what a workload file describes, as numbers and as plots."""
+"""`headway workload`: shows a workload file's requests as numbers and plots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_VOCAB_SIZE = 32_000
-"""For random ids, where there is no tokenizer that has a say in it."""
+"""The vocabulary of random ids, if there is no tokenizer that determines it."""
 _LEAST_WIDTH, _MOST_WIDTH = 50, 100
 
 

@@ -40,8 +40,8 @@ Folders = tuple[Path, ...]
 
 
 def load_workload(path: str | Path, *, data_dir: str | Path | None = None, **overrides: Any) -> Workload:
-    """From a TOML file. Files that it names are looked for beside it and then in `data_dir`. `overrides` are keys of
-    the file; a table's are put over those of the file's table. `ConfigError` names the file, the key and what is
+    """Read a TOML file. Files that it names are searched beside it and then in `data_dir`. `overrides` are keys of the
+    file; the keys of a table are merged into the file's table. `ConfigError` names the file, the key and what is
     allowed."""
     file = Path(path).expanduser()
     options = _over(_load(file), overrides)
@@ -56,7 +56,8 @@ def load_workload(path: str | Path, *, data_dir: str | Path | None = None, **ove
 def workload_from_options(
     options: Mapping[str, Any], *, base: Path | None = None, data_dir: str | Path | None = None
 ) -> Workload:
-    """From what such a file holds. `base`: where files that it names are looked for first (default: here)."""
+    """Make a workload from the content of such a file. `base`: where files that it names are searched first (default:
+    here)."""
     try:
         return _read(options, (base or Path(), *_folders(data_dir)))
     except ConfigError as error:
@@ -93,7 +94,7 @@ def _load(file: Path) -> dict[str, Any]:
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables are merged, unless the one above is of another kind; everything else is replaced."""
+    """Merge tables, unless the one above is of another kind, and replace everything else."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
@@ -129,19 +130,19 @@ def _read(options: Mapping[str, Any], folders: Folders) -> Workload:
 
 
 def _length(table: OptionsTable, side: str, folders: Folders) -> Distribution | None:
-    """None: from the trace, or there is none."""
+    """The distribution of a length; None if it comes from the trace or is not given."""
     return read_distribution(table.raw(side), f"{side}: ", folders=folders) if side in table else None
 
 
 def _arrivals(table: OptionsTable, trace: Trace | None, folders: Folders) -> Arrivals:
-    """Without a table: those of the trace, if its rows are in order; otherwise all at once."""
+    """The arrivals. Without a table they are those of the trace, if its rows are in order; otherwise all at once."""
     if "arrivals" in table:
         return read_arrivals(table.table("arrivals"), trace, folders)
     return Recorded(trace) if trace is not None and not trace.is_shuffled else AtOnce()
 
 
 def _content(table: OptionsTable, lengths: Lengths, folders: Folders) -> Content:
-    """Checked against the lengths: none is missing, none is given in vain."""
+    """The content, checked against the lengths: none may be missing, and none may be without effect."""
     asked = table.table("content") if "content" in table else OptionsTable({"kind": "random"}, "content: ")
     kind = asked.choice("kind", CONTENT_KINDS)
     has_own_input = kind in ("prompts", "blocks") or (kind == "conversations" and "file" in asked)

@@ -15,7 +15,7 @@ from headway_lab.workload.bench_requests import Work
 from headway_lab.workload.workload import Workload
 
 BLOCK_SIZE = 16
-"""Of the prefix cache that the reusable share is counted for."""
+"""The block size of the prefix cache for which the reusable share is computed."""
 
 _MOST_BARS = 60
 _LENGTH_HEADERS = ("tokens", "mean", "P50", "P90", "P99", "max", "total")
@@ -23,7 +23,7 @@ _LENGTH_HEADERS = ("tokens", "mean", "P50", "P90", "P99", "max", "total")
 
 @dataclass(frozen=True)
 class LengthStatistics:
-    """In tokens."""
+    """Statistics of lengths in tokens."""
 
     mean: float
     p50: float
@@ -34,7 +34,7 @@ class LengthStatistics:
 
     @classmethod
     def of(cls, lengths: Sequence[int]) -> LengthStatistics:
-        """Of nothing, everything is 0."""
+        """The statistics of these lengths; all are 0 if there are none."""
         if not lengths:
             return cls(0.0, 0.0, 0.0, 0.0, 0, 0)
         import numpy as np  # here: drawing a workload takes no numpy
@@ -47,31 +47,32 @@ class LengthStatistics:
 class WorkloadStatistics:
     num_requests: int
     num_conversations: int
-    """Requests that others follow."""
+    """The number of requests that others follow and that follow none."""
     num_turns: int
-    """Requests of conversations, the first of each included."""
+    """The number of requests in conversations, the first of each included."""
     duration_s: float
-    """From the first arrival to the last. Later turns of conversations come when they may, and do not count."""
+    """Seconds from the first arrival to the last. Later turns of conversations do not count, since they are sent when
+    they can be."""
     rate: float
-    """Requests per second, those that follow others included; infinite if all are there at once."""
+    """Requests per second, including those that follow others; infinite if all are there at once."""
     gap_cv: float
-    """Standard deviation of the gaps between arrivals over their mean: 1 is Poisson, more is bursts."""
+    """Standard deviation of the gaps between arrivals divided by their mean: 1 is Poisson, more is bursts."""
     input: LengthStatistics
     output: LengthStatistics
     reusable_share: float
-    """Of all prompt tokens those in leading blocks of `BLOCK_SIZE` that an earlier prompt began with, too: what a
-    prefix cache without limits saves."""
+    """The share of prompt tokens in leading blocks of `BLOCK_SIZE` with which an earlier prompt began, too. A prefix
+    cache without limits saves this share."""
     reusable_with_answers_share: float
-    """The same if the turns before had been answered with exactly what later prompts have as their answers."""
+    """The same share if earlier turns had been answered with exactly the answers that later prompts contain."""
 
     def as_json(self) -> dict[str, Any]:
-        """With None for what is not a finite number."""
+        """The statistics, with None for numbers that are not finite."""
         values = dataclasses.asdict(self)
         return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
 
 
 def statistics_of(work: Work) -> WorkloadStatistics:
-    """Of drawn work, in the order in which it was drawn."""
+    """The statistics of drawn work, in the order in which it was drawn."""
     arrivals = sorted(request.arrival_s for request in work if request.after is None)
     duration_s = arrivals[-1] - arrivals[0] if arrivals else 0.0
     per_arrival = len(work) / max(1, len(arrivals))
@@ -93,7 +94,7 @@ def statistics_of(work: Work) -> WorkloadStatistics:
 
 
 def reusable_share(work: Work, *, block_size: int = BLOCK_SIZE, with_answers: bool = False) -> float:
-    """The share of prompt tokens that a cache without limits would have had already, request after request."""
+    """The share of prompt tokens that a cache without limits would already have, request after request."""
     seen: set[int] = set()
     num_reusable = num_tokens = 0
     for request in work:
@@ -109,7 +110,7 @@ def reusable_share(work: Work, *, block_size: int = BLOCK_SIZE, with_answers: bo
 
 
 def _chain(ids: Sequence[int], block_size: int) -> list[int]:
-    """A hash for each full block, of it and of all before it."""
+    """A hash for each full block, of its ids and of all before it."""
     starts = range(0, len(ids) - block_size + 1, block_size)
     blocks = (tuple(ids[start : start + block_size]) for start in starts)
     return list(itertools.accumulate(blocks, lambda above, block: hash((above, block)), initial=0))[1:]
@@ -121,7 +122,7 @@ def _variation(gaps: Sequence[float]) -> float:
 
 
 def facts(statistics: WorkloadStatistics) -> dict[str, str]:
-    """What is to be said beside lengths, by name."""
+    """The facts besides lengths, by name."""
     told = {"requests": f"{statistics.num_requests:,}"}
     if statistics.num_conversations:
         turns = statistics.num_turns / statistics.num_conversations
@@ -144,7 +145,7 @@ def length_rows(statistics: WorkloadStatistics) -> list[list[str]]:
 
 
 def text_report(workload: Workload, work: Work, statistics: WorkloadStatistics, *, width: int) -> str:
-    """For a terminal of this width."""
+    """The report for a terminal of this width."""
     told = facts(statistics)
     margin = max(map(len, told))
     parts = ["\n".join(f"{name:>{margin}}  {fact}" for name, fact in told.items())]
@@ -189,7 +190,8 @@ def workload_page(workload: Workload, work: Work, statistics: WorkloadStatistics
 
 
 def arrivals_over_time(work: Work) -> tuple[list[float], list[float]]:
-    """Beginning of each stretch of time and the rate of arrivals in it, all of them from the first to the last."""
+    """The beginning of each interval and the rate of arrivals in it, for all intervals from the first arrival to the
+    last."""
     arrivals = sorted(request.arrival_s for request in work if request.after is None)
     start, end = arrivals[0], arrivals[-1]
     count = max(1, min(_MOST_BARS, len(arrivals) // 10))

@@ -35,7 +35,8 @@ CLAIMS: dict[str, Claim] = {
 
 
 def find_claims(names: Sequence[str]) -> list[Claim]:
-    """Those of these names, in the order of the table; all if there are none. `ConfigError` for one that is unknown."""
+    """The claims of these names, in the order of the table; all if no names are given. `ConfigError` for an unknown
+    name."""
     for name in names:
         if name not in CLAIMS:
             hint = did_you_mean(name, CLAIMS) or f" The claims are: {', '.join(CLAIMS)}."

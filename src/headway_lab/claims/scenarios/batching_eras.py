@@ -37,7 +37,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class EraRuns:
-    """The runs by mode."""
+    """The runs of each mode."""
 
     turns: AlternatingRuns
     work: Sequence[BenchRequest]
@@ -68,7 +68,7 @@ class EraRuns:
 
 
 def era_runs(context: Context) -> EraRuns:
-    """Measured once for all claims that need them."""
+    """The runs that several claims need, measured once."""
     return context.once("eras", lambda: _measure_era_runs(context))
 
 
@@ -228,7 +228,7 @@ def measure_kv_waste(context: Context) -> Outcome:
 
 
 def _kv_waste_runs(context: Context) -> tuple[dict[str, Run], str]:
-    """On recorded lengths where they are given; otherwise on the work of the claim about batching eras."""
+    """Runs on recorded lengths if these are given; otherwise on the work of the claim about batching eras."""
     if context.data_file(AZURE) is None or context.divisor > 1:
         eras = era_runs(context)
         runs, work, workload = dict(eras.runs), eras.work, eras.workload

@@ -313,7 +313,8 @@ def measure_queue_depth(context: Context) -> Outcome:
 
 
 class _Queue:
-    """A scheduler with a full batch and so many waiting. A request that ends is replaced: the load stays the same."""
+    """A scheduler with a full batch and `depth` requests in the queue. A request that ends is replaced, so the load
+    stays the same."""
 
     def __init__(self, depth: int) -> None:
         config = SchedulerConfig(max_num_seqs=_NUM_RUNNING, max_num_batched_tokens=8192).resolve("cpu")
@@ -325,7 +326,7 @@ class _Queue:
             self._add()
 
     def step(self) -> float:
-        """One step; returns the processor time of planning it and of taking in its result."""
+        """Run one step; return the processor time of planning it and of taking in its result."""
         started = process_time()
         output = self._scheduler.schedule(now_s=self._now_s)
         planned = process_time()

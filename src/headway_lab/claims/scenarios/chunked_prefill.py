@@ -68,7 +68,7 @@ def _shown(ttft: dict[str, float], gaps: dict[str, float]) -> dict[str, dict[str
 
 
 def _short_ttft_s(drawn: Drawn, run: Run) -> float:
-    """P95 of the requests that are not documents."""
+    """P95 of the time to first token of the requests that are not documents."""
     lengths = sorted(one.num_prompt_tokens for one in drawn.work)
     limit = lengths[int(0.85 * len(lengths))]
     return percentile([line.ttft_s for line in run.timelines if line.num_prompt_tokens <= limit], 95)
@@ -111,10 +111,10 @@ _WHOLE, _SARATHI_CHUNKED = "prefill-first", "chunked"
 _STRICT = 5.0
 _SARATHI_PUBLISHED = 2.6
 _MANY = 600
-"""So many tokens that the last prompt is computed long before the first answer ends."""
+"""Answers of this many tokens: the last prompt is computed long before the first answer ends."""
 _DELAY_MS = 2_000.0
 _MARGIN = 0.8
-"""Chunks are sized for this part of the bound."""
+"""Chunks are sized for this share of the bound."""
 
 
 def measure_sarathi_capacity(context: Context) -> Outcome:
@@ -159,7 +159,8 @@ def measure_sarathi_capacity(context: Context) -> Outcome:
 
 
 def _decode_step_s(context: Context) -> float:
-    """32 requests with 4,000 tokens before them: what the paper's strict bound is five times of."""
+    """Seconds of a decode step of 32 requests with 4,000 tokens before them; the paper's strict bound is five times
+    this."""
     drawn = equal(context, 32, num_in=4000, num_out=_MANY)
     run = context.run("a decode step of 32 requests", drawn.at_once())
     return statistics.median(run.timelines[0].itls_s[-20:])  # when the first one ends, all others are generating

@@ -11,7 +11,7 @@ from headway_lab.claims.testbed import Run
 # ---- 8 bits: more requests in the batch, and less to read -----------------------------------------------------------
 
 _KV_TOKENS = 32_768
-"""In the format before; the bytes that these take are what there is."""
+"""In the 16-bit format; the memory is the bytes that these tokens take."""
 _FORMATS = ("fp8", "int8")
 
 
@@ -140,7 +140,7 @@ def _ratio(run: Run) -> float:
 
 
 def _share(ample: Run, scarce: Run) -> float:
-    """Of the P99, what is not there with ample memory."""
+    """The share of the P99 that is not there with ample memory."""
     return 1.0 - percentile(_tpots_s(ample), 99) / percentile(_tpots_s(scarce), 99)
 
 

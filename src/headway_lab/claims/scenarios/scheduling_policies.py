@@ -26,7 +26,7 @@ from headway_lab.workload.bench_requests import BenchRequest
 # ---- shortest first by a learned ranking, against order of arrival and against an oracle ----------------------------
 
 _RANKING_LOADS = (0.9, 1.2, 1.5)
-"""Arrivals, as a multiple of what can be served; the last one is what the numbers are of."""
+"""Arrival rates as a multiple of the capacity; the numbers come from the last one."""
 _RANKING_MAX_NUM_SEQS = 64
 _FCFS, _RANKED, _ORACLE = "fcfs", "ranked", "oracle"
 _POLICIES = {_FCFS: "fcfs", _RANKED: "sjf", _ORACLE: "sjf"}
@@ -131,7 +131,8 @@ _MAGNUS_MODES: dict[str, dict[str, Any]] = {
 _MAGNUS_MAX_NUM_SEQS = 32
 _PUBLISHED_LEAST = 0.66
 _MAGNUS_LOAD = 1.2
-"""Of what static batches can serve: there they begin to queue up, and that is where response times differ."""
+"""Arrival rate as a multiple of the capacity of static batches. At this load they begin to queue up, and response times
+differ."""
 
 
 def measure_magnus(context: Context) -> Outcome:
@@ -221,7 +222,7 @@ MAGNUS = Claim(
 
 _SLO_LOADS = (0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
 _WANTED_SHARE = 0.6
-"""Of promises that order of arrival still keeps."""
+"""At the chosen load, order of arrival keeps at most this share of promises."""
 _TARGETS = Targets(ttft_s=0.5, tpot_s=0.05)
 _SLO_MAX_NUM_SEQS = 64
 _SLO_PUBLISHED = -0.34
@@ -268,7 +269,7 @@ def measure_slo_tail(context: Context) -> Outcome:
 
 
 def _loaded(context: Context, drawn: Drawn) -> tuple[float, list[BenchRequest], Run]:
-    """The lowest of some loads at which order of arrival breaks many promises: (rate, its work, what came of it)."""
+    """The lowest of some loads at which order of arrival breaks many promises: (rate, its work, its run)."""
     top = saturation(context, "fcfs", drawn, max_num_seqs=_SLO_MAX_NUM_SEQS)
     promises = {"ttft_target_s": _TARGETS.ttft_s, "tpot_target_s": _TARGETS.tpot_s}
     options = [promises if place % 2 else {} for place in range(len(drawn.work))]
