@@ -149,7 +149,7 @@ class EngineClient:
     @property
     def stats(self) -> EngineStats:
         """Statistics of all replicas together, as of the last step. Counters continue over restarts. A prompt computed
-        for another replica counts only once, in that replica."""
+        by a prefill replica counts only in the replica that answers."""
         if len(self.replicas) == 1:
             return self.replicas[0].stats
         return summed(
