@@ -215,7 +215,7 @@ class SharedChannel:
         self._send_to(front_end, self._ready)
 
     def _drop(self, front_end: FrontEnd) -> list[ToEngine | UnreadableRequest]:
-        """Remove a front end that is gone. Returns the aborts of its requests."""
+        """Remove a front end that is gone. Returns the messages for the engine, which abort its requests."""
         logger.info("the front end at %s is gone, with %d requests", front_end.address, len(front_end.request_ids))
         self._front_ends = tuple(other for other in self._front_ends if other is not front_end)
         self._unreachable.discard(front_end)
