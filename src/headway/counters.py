@@ -1,8 +1,8 @@
 """Statistics: each number is declared once with its kind, as a field of a record that belongs to the class that counts
 it.
 
-    Counter   only grows: it goes on when its engine is started again
-    Gauge     how things stand now: it is gone with its engine
+    Counter   only grows: it continues when its engine is restarted
+    Gauge     the present state: it is lost with its engine
     neither   of the last step alone, or learnt from steps: it is not added up, and no metric
 
 The declarations determine everything done with the numbers: sums over engines, restarts, `/metrics` and the feed of the

@@ -16,7 +16,7 @@ from headway.errors import InvalidRequestError, RequestFailedError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 """stop: end-of-sequence, a stop token or a stop string · length: max_tokens or the context is used up · abort: by the
-caller · error: this request failed; the engine goes on."""
+caller · error: this request failed; the engine still works."""
 
 Streaming = bool | Literal["full", "delta"]
 """When a request gives outputs, and what they contain. False: a single output, at its end · "full" or True: an output

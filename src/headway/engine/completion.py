@@ -28,11 +28,11 @@ class Completion:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
-        self._ending: tuple[FinishReason, int | str | None] | None = None  # known, perhaps not told yet
+        self._ending: tuple[FinishReason, int | str | None] | None = None  # known, perhaps not reported yet
         self._eos_token_ids = frozenset(() if tokenizer is None else tokenizer.eos_token_ids)
         self._token_text = None if tokenizer is None else tokenizer.token_text
         self._text: list[str] = []
-        self._num_told = 0  # tokens that deltas have told of
+        self._num_told = 0  # tokens that deltas have reported
         self._stops = StopChecker(params.stop_strings, include_in_output=params.include_stop_str_in_output)
         self._detokenizer: IncrementalDetokenizer | None = None
         if tokenizer is not None and params.detokenize:
@@ -78,7 +78,7 @@ class Completion:
                     return True
             if self._ending is None and last_status is not None:
                 self.error = update.error
-                last = None  # a request that its grammar ends has no last token of its own
+                last = None  # a request that its grammar ends has no stop token
                 if last_status is RequestStatus.FINISHED_STOPPED and update.new_token_ids:
                     last = update.new_token_ids[-1]
                 stop_reason = None if last in self._eos_token_ids else last

@@ -73,7 +73,7 @@ class EngineCore:
             scheduler.speculation.go_ahead()
         self._now = now
         self._sleep = sleep
-        self._launched: list[SchedulerOutput] = []  # what no `CoreStep` has told of
+        self._launched: list[SchedulerOutput] = []  # plans that no `CoreStep` has reported
         self._last_result_s = float("-inf")
         self._goes_on = False  # whether requests waited for more when it came
         self._schedule_s = 0.0  # spent on planning since the last report
@@ -203,7 +203,7 @@ class EngineCore:
             result = _failed(step.output, failure)
         previous_s, self._last_result_s = self._last_result_s, self._now()
         duration_s = self._last_result_s - max(previous_s, step.submitted_s)
-        # A failed step has no time of its own, and one that no request waited for may have ended long ago.
+        # A failed step has no duration, and a step that no request waited for may have ended long ago.
         observed_s = duration_s if failure is None and is_awaited else None
         with span("update"):
             updates = self.scheduler.update(step.output, result, duration_s=observed_s)

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 SHUT_DOWN = "The LLM has been shut down."
 _GONE = "The request is not in the engine any more: something else has stepped the engine, or has ended the request."
 _LOOK_S = 1.0  # how often a caller that waits makes sure that there is a thread to wait for
-_STOP_S = 10.0  # so long the end of a program or of an LLM waits for a step that is under way
+_STOP_S = 10.0  # how long the end of a program or of an LLM waits for the current step
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class EngineBlocks:
         return None if slot is None else BlockAt(True, slot)
 
     def copy_out(self, blocks: Sequence[BlockAt], pieces: Tensor, places: Sequence[int]) -> Callable[[], None]:
-        """Copies are queued behind the steps that were launched, and before those that come."""
+        """Queue copies after the launched steps and before later ones."""
         found = list(zip(blocks, places, strict=True))
         return self._memory.copy_out(
             [(at.number, place) for at, place in found if not at.is_on_host],

@@ -29,7 +29,7 @@ class Executor(Protocol):
     """The largest number of submitted steps whose results have not been taken. 1: a step is planned after the previous
     result; 2: it is planned while the previous step runs."""
     verifies_ahead: bool
-    """As in `Runner`."""
+    """Whether a step may be submitted before the previous one's drafts are verified; see `Runner`."""
     transfers: BlockTransfers | None
     """The transfers that fetch and store blocks while steps run, if there are any."""
 

@@ -42,7 +42,7 @@ class FakeExecutor:
         self.num_steps = 0
         self._next_token = next_token
         self._num_computed: dict[str, int] = {}
-        self._num_tokens: dict[str, int] = {}  # of requests in the batch, as far as results have been made
+        self._num_tokens: dict[str, int] = {}  # of requests in the batch, by the results made so far
         self._in_flight: deque[FakeStep] = deque()
 
     def submit(self, output: SchedulerOutput) -> FakeStep:

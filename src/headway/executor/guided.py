@@ -82,7 +82,7 @@ class _MaskedStep:
         self._shares = shares
         self._masks: Future[GuidedStep] | None = None
         self._ends: Sequence[GuideEnd] = ()
-        self._sampled: PendingStep = FailedStep(KeyboardInterrupt())  # unless it gets as far as that
+        self._sampled: PendingStep = FailedStep(KeyboardInterrupt())  # until sampling has set it
 
     def begin_masks(self) -> Future[GuidedStep]:
         """Begin to compute the masks in threads, unless that was done."""

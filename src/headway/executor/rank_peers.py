@@ -133,7 +133,7 @@ def start_peers(start: RankStart, on_lost: Callable[[str], None]) -> Peers:
     peers = Peers([_start_process(one, life, on_lost) for one in starts], None, life)
     life.start()
     try:
-        peers.receive()  # they have come as far as this: nobody waits for one that could not even start
+        peers.receive()  # all ranks have started: none is waited for that could not even start
     except EngineDeadError:
         peers.kill()
         raise

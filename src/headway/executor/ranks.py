@@ -1,7 +1,7 @@
 """Runs one model over several workers, each with a part of every layer (tensor parallel).
 
     rank 0        this process: the engine's own thread
-    rank 1 ...    processes of their own, or threads, in tests (`rank_peers`); `headway.worker.rank` is what they do
+    rank 1 ...    separate processes, or threads in tests (`rank_peers`); `headway.worker.rank` is what they do
 
 Each step's plan is sent to all ranks once; they compute and sum (`layers/collectives.py`), and all of them choose the
 same tokens, so no token is ever sent. Only rank 0's are read. Ranks have the same rows and the same blocks, each with

@@ -1,6 +1,6 @@
 """Decides when an engine process is unhealthy, when it is replaced, and how soon. Time is passed in as numbers.
 
-sign of life     a heartbeat every second from a thread of its own, a step, any other message
+sign of life     a heartbeat every second from a separate thread, a step, any other message
 silent           none of them: the process as a whole hangs. It is stopped, swapped out, or in the kernel
 stuck            heartbeats come, and say that the loop has been in one turn for long: a step does not end
 

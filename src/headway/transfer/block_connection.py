@@ -97,7 +97,7 @@ class Connection:
         """Whether it was admitted. Guarded by the server's lock."""
         self._is_closed = False
         self._is_gone = False
-        self._held: dict[int, float] = {}  # places that it has, and since when; under the server's lock
+        self._held: dict[int, float] = {}  # places that the client holds → since when; guarded by the server's lock
         self.wanted: list[Wanted] = []  # likewise
         self.reader = threading.Thread(target=self._read, name="blocks wanted", daemon=True)
         """The thread that greets and then reads. It ends after the thread that sends."""

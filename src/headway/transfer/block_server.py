@@ -132,7 +132,7 @@ class BlockServer:
         self.free = list(range(self.places.num_places))  # under the lock, as the connections
         self._connections: list[Connection] = []
         self._newcomers = Newcomers()
-        self._lives: collections.OrderedDict[str, bool] = collections.OrderedDict()  # requests: whether they go on
+        self._lives: collections.OrderedDict[str, bool] = collections.OrderedDict()  # request id → whether it is live
         self._is_closed = False
         self.stats = TransferStats()
         self._thread = threading.Thread(target=self._accept, name="block server", daemon=True)

@@ -199,7 +199,7 @@ def copy_rows(slots: Sequence[Slot], rows: Sequence[Tensor]) -> None:
     targets = [torch.frombuffer(slot, dtype=torch.uint8) if isinstance(slot, memoryview) else slot for slot in slots]
     places = [(target.data_ptr(), row.data_ptr()) for target, row in zip(targets, rows, strict=True)]
     start = 0
-    while start < len(rows):  # one copy for all that lie one behind the other: each takes a while to begin
+    while start < len(rows):  # one copy for all contiguous rows, as each copy takes a while to begin
         pair, (to, of), count = (targets[start], rows[start]), places[start], 1
         size = len(pair[0])
         most = min((first.untyped_storage().nbytes() - first.storage_offset()) // size for first in pair)

@@ -168,7 +168,7 @@ class DiskStore(BlockStore):
         paths = [f"{folder}/{digest.hex()}{_SUFFIX}" for digest in digests]
         reads = self._reader.begin(paths, _HEADER.size, views, past_cache=self._for_device)
         self._under_way.add(reads)
-        # In this order: whoever collects waits for helpers, and these for nobody.
+        # In this order, because the collector waits for helpers, and helpers wait for no other thread.
         self._reads.put(lambda: self._collect(reads, digests, views, done, is_use))
         for _ in range(min(self._num_readers, -(-len(digests) * self._block_bytes // _BYTES_PER_READER))):
             self._reads.put(reads.help)

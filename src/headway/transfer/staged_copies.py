@@ -89,8 +89,8 @@ class StagedCopies:
     def copy_to(
         self, pieces: Tensor, blocks: Sequence[tuple[int, int]], slots: Sequence[tuple[int, int]]
     ) -> torch.cuda.Event:
-        """Copy blocks (block, row) and slots (slot, row) to rows of `pieces`, beside the steps; the blocks may be
-        written by what is queued from now on. Returns the event after which they are there."""
+        """Copy blocks (block, row) and slots (slot, row) to rows of `pieces`, while steps run. Work queued afterwards
+        may overwrite the blocks. Returns the event after which the copies are complete."""
         steps = torch.cuda.current_stream(self._device)
         if pieces.is_cuda and blocks:
             self._move([(row, block) for block, row in blocks], pieces, to_pieces=True)

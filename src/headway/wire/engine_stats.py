@@ -73,7 +73,7 @@ class TransferStats(Statistics):
         int,
         Counter("kv_blocks_sent_early", "KV blocks sent to decode replicas before their prompt was computed in full."),
     ] = 0
-    """Their way took no time of its own."""
+    """Blocks whose transfer was hidden by the computation of their prompt."""
     block_s: float = 0.0
     """Seconds to fetch a block from another engine; 0: not known."""
 

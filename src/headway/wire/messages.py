@@ -184,9 +184,9 @@ class Delta(_Part):
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     """On the first delta, if asked for: one entry per prompt token, the first of them None."""
     error_status: int = 500
-    """With an error: the HTTP status it stands for. 400 says that the request itself was refused."""
+    """With an error: its HTTP status. 400 means that the request itself was refused."""
     error_param: str | None = None
-    """With an error: the field of the request at fault, if one is."""
+    """With an error: the field of the request at fault, if any."""
     progress: SilentProgress | None = None
     """Progress without output. Such a delta has nothing new for any completion. The tokens of the completions that
     follow later are already counted here."""

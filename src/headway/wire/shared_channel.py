@@ -1,7 +1,7 @@
 """Lets several front ends share an engine: combines their connections into the one channel that its loop uses.
 
     parent        the process that started this one, with the first message; when it is gone, so is the engine
-    front end 0   ┐ over TCP. Each is greeted first (`wire.greeting`) in a thread of its own. Then it sends its options,
+    front end 0   ┐ over TCP. Each is greeted first (`wire.greeting`) in a separate thread. Then it sends its options,
     front end 1   ┘ as if it had started the engine, and gets `EngineReady`, or the reason why it cannot use this engine
 
 A front end's request ids get its number as a prefix here, which is removed on the way back, so that front ends cannot

@@ -266,7 +266,7 @@ def _check_room(num_blocks: int, bytes_per_block: int, device: torch.device, fre
 
 
 def _available_bytes(device: torch.device) -> int | None:
-    """Free memory of the device, or `None` where the system does not tell (macOS has no count of free pages)."""
+    """Free memory of the device, or `None` if the system does not report it (macOS has no count of free pages)."""
     if device.type == "cuda":
         import torch
 
@@ -278,7 +278,7 @@ def _available_bytes(device: torch.device) -> int | None:
 
 
 def _reclaimable_bytes() -> int:
-    """Page cache that the kernel gives up on demand, where the system tells."""
+    """Bytes of page cache that the kernel frees on demand, where the system reports them."""
     try:
         with open("/proc/meminfo") as meminfo:
             values = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in meminfo}

@@ -1,6 +1,6 @@
 """Signs of life between a rank's process and rank 0, over a socket pair.
 
-    rank      sends a byte every `BEAT_S` from a thread of its own, during long steps too, and ends when the socket does
+    rank      sends a byte every `BEAT_S` from a separate thread, during long steps too, and ends when the socket does
     rank 0    counts the time since the last byte, and says which rank is silent: stopped, swapped out or in the kernel
 
 Time counts from a rank's first sign of life. If rank 0's process itself was held up, at most two ticks count, because
