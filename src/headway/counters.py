@@ -1,5 +1,4 @@
-"""Statistics: each number is declared once with its kind, as a field of a record that belongs to the class that counts
-it.
+"""Statistics: each number is declared once with its kind, as a field of the record of the class that counts it.
 
     Counter   only grows: it continues when its engine is restarted
     Gauge     the present state: it is lost with its engine

@@ -397,8 +397,7 @@ class SamplingParams:
             )
 
     def _check_search(self) -> None:
-        """Check the parameters of beam search. Beams are compared by the model's own logprobs, so parameters that
-        change these or sample from them are refused."""
+        """Refuse parameters that change the distribution or sample: beams are compared by the model's logprobs."""
         if not self.use_beam_search:
             for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
                 if getattr(self, name) != default:
@@ -418,8 +417,7 @@ class SamplingParams:
 
     @classmethod
     def for_embedding(cls, pooling: str = "mean") -> SamplingParams:
-        """Parameters for an embedding: the mean of the prompt's hidden states, or the last of them. One token is
-        sampled and dropped."""
+        """Make parameters for an embedding, the mean or last hidden state. One token is sampled and dropped."""
         if pooling not in POOLINGS:
             raise _wrong("pooling", pooling, f"must be {' or '.join(map(repr, POOLINGS))}")
         params = cls(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
@@ -457,8 +455,7 @@ class SamplingParams:
         return resolved
 
     def with_grammar(self, grammar: str, num_bytes: int | None = None) -> SamplingParams:
-        """A copy that carries the grammar of its `structured_outputs`, and the bytes that compiling it took if it was
-        compiled."""
+        """A copy with the grammar of its `structured_outputs`, and the bytes that compiling it took, if known."""
         resolved = copy.copy(self)
         object.__setattr__(resolved, "grammar_bytes", num_bytes)
         object.__setattr__(resolved, "grammar", grammar)
@@ -480,8 +477,8 @@ class SamplingParams:
         return cut
 
     def for_choice(self, index: int) -> SamplingParams:
-        """The parameters of the `index`-th completion alone, with a separate seed if seeded, and with logprobs if it
-        will be compared with others."""
+        """The parameters of the `index`-th completion alone, with a separate seed if seeded, and with logprobs if these
+        are needed to compare it with others."""
         if self.num_choices == 1 and index == 0:
             return self
         choice = copy.copy(self)

@@ -1,5 +1,4 @@
-"""An executor without a model, whose tokens come from a function. For tests, and to measure everything but the
-model."""
+"""An executor without a model, for tests and to measure everything but the model. A function gives the tokens."""
 
 from __future__ import annotations
 

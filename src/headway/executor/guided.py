@@ -1,5 +1,4 @@
-"""Runs steps with guided requests: they run up to the logits at once, and sample when the masks of allowed tokens are
-ready.
+"""Runs steps with guided requests: up to the logits at once, then sampling when the masks of allowed tokens are ready.
 
     engine     submit 1 · result 0 · update │ outputs of 0 · plan 2 │ submit 2 ...
     guides                         begin ───┴── masks of step 1 ──┐ │

@@ -1,4 +1,4 @@
-"""Assigns each replica its engine: its GPUs or cores of this machine, and its role where prefill and decode are
+"""Assigns each replica its engine, its GPUs or cores of this machine, and its role if prefill and decode are
 divided."""
 
 from __future__ import annotations

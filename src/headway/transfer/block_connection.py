@@ -1,5 +1,4 @@
-"""The server's connection to a client of a `BlockServer`: one thread reads its requests, another sends copied
-blocks."""
+"""The connection to a client of a `BlockServer`: one thread reads its wants, another sends copied blocks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The engine's end of the socket to a front end: whole messages, in order. Bytes that cannot be sent at once are
-buffered.
-"""
+"""The engine's end of the socket to a front end: whole messages, in order. Unsent bytes are buffered."""
 
 from __future__ import annotations
 

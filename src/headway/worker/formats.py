@@ -1,5 +1,4 @@
-"""Chooses a model's formats and kernels: the one place that resolves every "auto" that depends on checkpoint, device or
-kernels.
+"""Chooses formats and kernels: the one place that resolves each "auto" which depends on checkpoint, device or kernels.
 
     device     dtype auto         quantization auto    kernels    attention       KV cache auto
     cuda       the checkpoint's   the checkpoint's     triton     triton          the dtype
