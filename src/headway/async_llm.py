@@ -43,15 +43,15 @@ NOT_STARTED = "the engine has not been started: await start(), or use 'async wit
 
 
 class AsyncLLM:
-    """A model in a process of its own, for programs with an event loop. Options are those of `LLM`.
+    """A model in a separate process, for programs with an event loop. Options are those of `LLM`.
 
     >>> async with AsyncLLM() as llm:
     ...     async for output in llm.generate("The capital of France is", SamplingParams(max_tokens=8)):
     ...         print(output.outputs[0].text)
 
-    Any number of requests may be under way: they share the batch. Everything belongs to the event loop in which it was
-    started. If the engine process dies or hangs, it is started again, and requests go on behind the tokens that they
-    have as if nothing had happened.
+    Any number of requests may run at once: they share the batch. An `AsyncLLM` may only be used in the event loop in
+    which it was started. If the engine process dies or hangs, it is restarted, and requests continue after the tokens
+    that they have.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class AsyncLLM:
         roles: str | None = None,
         **options: Any,
     ) -> None:
-        """Check the options; nothing is started yet. Without a model: the embedded one.
+        """Check the options without starting anything. The default is the embedded model.
 
-        `replicas`: so many engine processes, a GPU or a share of the cores each, among which `router` divides requests.
-        Or `roles`, as "prefill=1,decode=2": prefill and decode apart. Without `resume`, requests fail with the process
-        that has them.
+        `replicas`: the number of engine processes, each with a GPU or a share of the cores; `router` divides requests
+        among them. `roles`, such as "prefill=1,decode=2", instead divides prefill and decode among processes. Without
+        `resume`, requests fail when their process ends.
 
         `engine_factory`, "module:function", builds the engine in place of the usual one, for tests.
         """
@@ -96,8 +96,8 @@ class AsyncLLM:
     # ---- its life -------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the engine process and wait until it takes requests; `EngineStartError` or `ModelError` if it cannot.
-        To be called once; `async with` does it."""
+        """Start the engine process and wait until it takes requests. Raises `EngineStartError` or `ModelError` if it
+        cannot start. May be called only once; `async with` calls it."""
         if self._has_begun:
             raise RuntimeError("An AsyncLLM can be started only once.")
         self._has_begun = True
@@ -119,8 +119,8 @@ class AsyncLLM:
         )
 
     async def shutdown(self, drain_s: float = 0.0) -> None:
-        """End the engine process, after its requests have ended or `drain_s` seconds; what is left then ends with
-        `RequestFailedError`. Can be called again."""
+        """End the engine process after its requests have ended, or after `drain_s` seconds. Requests left then fail
+        with `RequestFailedError`. Can be called again."""
         await self._client.shutdown(drain_s)
         self._threads.close()
         if self._lengths is not None:
@@ -137,7 +137,7 @@ class AsyncLLM:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are taken and make progress now."""
+        """Whether requests are currently accepted and make progress."""
         return self._preparer is not None and self._client.health.ok
 
     async def check_health(self) -> None:
@@ -146,7 +146,7 @@ class AsyncLLM:
             raise EngineUnavailableError(self._client.health.reason or NOT_STARTED)
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer; an error if it has none."""
+        """The model's tokenizer. Raises `InvalidRequestError` if it has none."""
         return self._started().get_tokenizer()
 
     # ---- requests -------------------------------------------------------------------------------------------------
@@ -160,13 +160,13 @@ class AsyncLLM:
         options: RequestOptions | None = None,
         **named_options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the growing output of one prompt; the last one has `finished`. Prompt and options are as in
-        `LLM.generate`; a reader that is slower than the engine gets fewer outputs, and misses nothing.
+        """Yield the growing output of one prompt; the last output has `finished` set. Prompt and options are as in
+        `LLM.generate`. A reader that is slower than the engine gets fewer outputs but no less content.
 
-        What is wrong with a request raises `InvalidRequestError` before anything runs; one that fails later raises
-        `RequestFailedError`, with its output so far. Where only the end tells which tokens are returned (`best_of`,
-        `use_beam_search`), the last output is the only one. Closing or dropping the generator, or cancelling the task
-        that waits for it, aborts the request.
+        An invalid request raises `InvalidRequestError` before anything runs. A request that fails later raises
+        `RequestFailedError`, with its output so far. If the returned tokens are known only at the end (`best_of`,
+        `use_beam_search`), there is a single output. Closing or dropping the generator, or cancelling the task that
+        waits for it, aborts the request.
         """
         (own_options,) = options_each(1, options, named_options)
         return self._run(lambda: prompt, num_chars_of(prompt), sampling_params, request_id, own_options)
@@ -181,8 +181,8 @@ class AsyncLLM:
         options: RequestOptions | None = None,
         **more: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer a conversation. `tools`, in OpenAI's shape, become part of the prompt. Keywords that are not options
-        go to the model's chat template; the rest is as in `generate`."""
+        """Answer a conversation. `tools`, in OpenAI's format, become part of the prompt. Keywords that are not options
+        go to the model's chat template. Everything else is as in `generate`."""
         (own_options,) = options_each(1, options, take_options(more))
 
         def chat_prompt() -> list[int]:
@@ -202,7 +202,7 @@ class AsyncLLM:
         options: RequestOptions | None = None,
         **named_options: Any,
     ) -> EmbeddingRequestOutput:
-        """The vector of a prompt: as `LLM.embed`."""
+        """Return the embedding of a prompt, as `LLM.embed` does."""
         self._started()
         assert self._client.info is not None
         check_dimensions(dimensions, self._client.info.hidden_size)
@@ -211,8 +211,8 @@ class AsyncLLM:
         return EmbeddingRequestOutput.of(outputs[-1], dimensions=dimensions, normalize=normalize)
 
     async def abort(self, request_id: str) -> None:
-        """End a request: its generator yields what there is, with the finish reason "abort". An id that is not live
-        changes nothing."""
+        """End a request. Its generator yields a last output with the finish reason "abort". An id that is not live is
+        ignored."""
         live = self._live.get(request_id)
         if live is not None:
             live.abort()
@@ -271,7 +271,8 @@ class AsyncLLM:
         return live
 
     async def _predict(self, request: PreparedRequest) -> _Prediction | None:
-        """None where lengths are neither predicted nor logged; nor are they of a search."""
+        """Predict a request's length. Returns None for a beam search, or if lengths are neither predicted nor
+        logged."""
         if self._lengths is None or request.params.use_beam_search:
             return None
         arrival_s = time.time()
@@ -290,7 +291,7 @@ class AsyncLLM:
 
 @dataclass(frozen=True, slots=True)
 class _Prediction:
-    """How long the completions of a prompt are going to be."""
+    """The predicted length of a prompt's completions."""
 
     prompt: PromptView
     num_tokens: float | None
@@ -299,7 +300,7 @@ class _Prediction:
 
 
 class _LiveRequest:
-    """A request whose generator has been entered and not left."""
+    """A request whose generator is running."""
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
@@ -308,7 +309,7 @@ class _LiveRequest:
 
     @property
     def last_delta(self) -> Delta:
-        """What its reader gets when it is aborted."""
+        """The delta that its reader gets when it is aborted."""
         return Delta(self.request_id, finish_reason="abort", is_last=True)
 
     def abort(self) -> None:
@@ -318,8 +319,8 @@ class _LiveRequest:
 
 
 def _message(request_id: str, request: PreparedRequest, guess: float | None) -> AddRequest:
-    """The request as the engine process takes it. The id is never used again, unlike the caller's own: what is on its
-    way from the engine for an aborted request must not reach the next one."""
+    """The request as a message for the engine process. Unlike the caller's id, `request_id` is never reused, so that
+    deltas still in flight for an aborted request cannot reach a later one."""
     options = request.options
     if guess is not None:
         options = dataclasses.replace(options, predicted_tokens=guess)
@@ -327,11 +328,11 @@ def _message(request_id: str, request: PreparedRequest, guess: float | None) -> 
 
 
 def _plain(value: Any) -> Any:
-    """Paths as text, which a message can carry."""
+    """Convert a path to text, which a message can carry."""
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _log_level() -> str:
-    """The engine process logs what this one would."""
+    """The log level for the engine process: that of this process."""
     level = logging.getLogger("headway").getEffectiveLevel()
     return next((name for name, value in logging.getLevelNamesMapping().items() if value == level), "WARNING")

@@ -1,4 +1,4 @@
-"""From the deltas that an engine process sends of a request to the outputs that `LLM` gives."""
+"""Builds the outputs that `LLM` returns from the deltas that an engine process sends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headway.wire.messages import Delta, PositionLogprobs, RequestTimings
 
 
 class OutputBuilder:
-    """One request's deltas, put together to the outputs that `LLM` gives."""
+    """Builds one request's outputs from its deltas."""
 
     def __init__(self, request: PreparedRequest) -> None:
         self._request = request
@@ -35,7 +35,8 @@ class OutputBuilder:
         """As of the last output."""
 
     def take(self, deltas: Sequence[Delta]) -> RequestOutput:
-        """The output after these deltas. Raises what they say if the request was refused or has failed."""
+        """Return the output after these deltas. Raises `InvalidRequestError` if the request was refused, and
+        `RequestFailedError` if it failed."""
         new: list[CompletionOutput] = []
         for delta in deltas:
             new += self._completions(delta)
@@ -63,7 +64,7 @@ class OutputBuilder:
         return output
 
     def _completions(self, delta: Delta) -> list[CompletionOutput]:
-        """What is new. An end of the whole request, which no single completion has reached, ends all that go on."""
+        """The changed completions. The end of the whole request (an abort or an error) ends all unfinished ones."""
         reason = cast("FinishReason | None", delta.finish_reason)
         if reason in ("abort", "error"):
             ended, self._unfinished = sorted(self._unfinished), set()
@@ -89,7 +90,7 @@ class OutputBuilder:
         )
 
     def _metrics(self, timings: RequestTimings | None) -> RequestMetrics:
-        """The engine says at the end how long each part took."""
+        """The request's metrics. The engine reports the duration of each phase at the end."""
         if timings is None:
             return RequestMetrics(self._arrival_s)
         scheduled_s = self._arrival_s + timings.queue_s

@@ -1,11 +1,11 @@
-"""Statistics: each number is declared once, as a field of the record of the class that counts it, with its kind.
+"""Statistics: each number is declared once with its kind, as a field of the record of the class that counts it.
 
-    Counter   only grows: it goes on when its engine is started again
-    Gauge     how things stand now: it is gone with its engine
+    Counter   only grows: it continues when its engine is restarted
+    Gauge     the present state: it is lost with its engine
     neither   of the last step alone, or learnt from steps: it is not added up, and no metric
 
-What is done with all numbers follows from the declarations: sums over engines, restarts, the metrics of `/metrics` and
-the feed of the live page. To add a number, add a field to the record of its owner, and count.
+The declarations determine everything done with the numbers: sums over engines, restarts, `/metrics` and the feed of the
+live page. To add a number, add a field to its owner's record and count in it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from msgspec import field as field
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What is said of a number beside its name and type."""
+    """The declaration of a number, besides its field's name and type."""
 
     metric: str = ""
-    """Its name in `/metrics`; without one it is no metric."""
+    """Its name in `/metrics`; empty if it is not a metric."""
     help: str = ""
     by_replica: bool = False
     """Whether `/metrics` shows it for each replica too."""
@@ -35,9 +35,10 @@ class Declared:
 @dataclass(frozen=True, slots=True)
 class Counter(Declared):
     of_requests: bool = False
-    """Whether it counts what clients asked for: a prompt that one engine computes for another must not count twice."""
+    """Whether it counts clients' requests. Such a counter must not count a prompt twice that one engine computes for
+    another."""
     label: str = ""
-    """Of a list of counters: what tells them apart."""
+    """For a list of counters: the name of the label that distinguishes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +50,18 @@ Number = float | list[int]
 
 
 class Statistics(msgspec.Struct, array_like=True, gc=False):
-    """A record of numbers, some of which may be records of numbers again."""
+    """A record of numbers. Fields may themselves be such records."""
 
     def add(self, other: Self) -> None:
         """Add another engine's counters and gauges."""
         self._add(other, Counter | Gauge)
 
     def go_on_from(self, before: Self) -> None:
-        """Add the counters of an engine whose place this one takes."""
+        """Add the counters of the engine that this one replaces."""
         self._add(before, Counter)
 
     def forget_state(self) -> None:
-        """The engine is gone: its counters stay, nothing else does."""
+        """Reset everything but the counters, because the engine is gone."""
         fresh = type(self)()
         for name, declared in _fields(type(self)):
             if declared is Statistics:
@@ -69,7 +70,7 @@ class Statistics(msgspec.Struct, array_like=True, gc=False):
                 setattr(self, name, getattr(fresh, name))
 
     def without_requests(self) -> Self:
-        """A copy that counts nothing of what clients asked for."""
+        """A copy in which the counters of clients' requests are 0."""
         copy = type(self)()
         copy.add(self)
         for owner, name, declared in copy._numbers():
@@ -78,7 +79,7 @@ class Statistics(msgspec.Struct, array_like=True, gc=False):
         return copy
 
     def metrics(self) -> Iterator[tuple[Counter | Gauge, Number]]:
-        """What `/metrics` shows."""
+        """Yield each number that `/metrics` shows, with its declaration."""
         for owner, name, declared in self._numbers():
             if declared.metric:
                 yield declared, getattr(owner, name)
@@ -104,7 +105,7 @@ class Statistics(msgspec.Struct, array_like=True, gc=False):
 
 @functools.cache
 def _fields(record: type[Statistics]) -> list[tuple[str, Counter | Gauge | type[Statistics] | None]]:
-    """Names with what they are: a declared number, a record of numbers, or neither."""
+    """Field names and kinds: a declared number, a record of numbers, or neither."""
     fields: list[tuple[str, Counter | Gauge | type[Statistics] | None]] = []
     for name, kind in typing.get_type_hints(record, include_extras=True).items():
         if isinstance(kind, type) and issubclass(kind, Statistics):

@@ -37,23 +37,24 @@ class RequestTooLargeError(InvalidRequestError):
     """A request is well formed but can never fit: longer than the context, or than the whole KV cache."""
 
     num_tokens: int | None = None
-    """How long the prompt is, where the context is too short for it."""
+    """The length of the prompt, if it exceeds the context."""
     max_tokens: int | None = None
-    """And how long it may be."""
+    """The longest prompt that the context allows, if the prompt exceeds it."""
 
     @classmethod
     def for_context(cls, why: str, *, num_tokens: int, max_model_len: int, param: str) -> RequestTooLargeError:
-        """Clients look for the first sentence: they then drop the beginning of a conversation, or ask another model."""
+        """Make the error for a prompt that exceeds the context. Clients recognise the first sentence of the message and
+        then drop the beginning of a conversation, or ask another model."""
         error = cls(f"This model's maximum context length is {max_model_len} tokens. However, {why}.", param)
         error.num_tokens, error.max_tokens = num_tokens, max_model_len - 1
         return error
 
 
 class RequestFailedError(HeadwayError):
-    """Requests could not go on: the model gave no number, or a step failed. The engine lives.
+    """Requests could not continue: the model's output was not a number, or a step failed. The engine still works.
 
-    `outputs` are the `RequestOutput`s of all requests of the call, in the order of its prompts: whole ones, and of
-    those that failed (finish reason "error") what they had. `errors` says why, by request id.
+    `outputs` are the `RequestOutput`s of all requests of the call, in the order of its prompts. Those of failed
+    requests (finish reason "error") have the output so far. `errors` has the reasons by request id.
     """
 
     def __init__(self, errors: Mapping[str, str], outputs: Sequence[Any]) -> None:
@@ -108,7 +109,7 @@ class OutOfMemoryError(HeadwayError):
 
 
 class EngineDeadError(HeadwayError):
-    """The engine failed in a step and can serve no more requests."""
+    """The engine has failed and can serve no more requests."""
 
     http_status = 503
 
@@ -131,8 +132,8 @@ _LEAST_BEGINNING = 3
 def did_you_mean(
     name: str, valid: Mapping[str, Any] | tuple[str, ...], *, cutoff: float = 0.6, by_beginning: bool = True
 ) -> str:
-    """A sentence naming the nearest valid name, or the empty string when nothing is as near as `cutoff`: a name that is
-    spelt much the same or, `by_beginning`, one that begins with the other."""
+    """A sentence with the valid name nearest to `name`, or an empty string if none is as near as `cutoff`. With
+    `by_beginning` a name also matches if one of the two begins with the other."""
     near = difflib.get_close_matches(name, list(valid), n=1, cutoff=cutoff)
     if not near and by_beginning and len(name) >= _LEAST_BEGINNING:
         near = [one for one in valid if one.startswith(name) or name.startswith(one)]

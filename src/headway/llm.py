@@ -33,14 +33,14 @@ _BAR_S = 0.1  # how often a progress bar is drawn while nothing ends
 
 
 class LLM:
-    """A model in this process. Options are those of `headway.config`, as keywords; without a model: the embedded one.
+    """A model in this process. Options are those of `headway.config`, as keywords. The default is the embedded model.
 
     >>> llm = LLM()
     >>> llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8))[0].outputs[0].text
 
-    It may be used from several threads, and several calls and streams may be under way: they share the batch, and each
-    gets its own outputs. A thread of its own steps the engine while any of them waits. A call that is interrupted, by
-    Ctrl-C or any other exception, leaves nothing behind.
+    It may be used from several threads, and several calls and streams may run at once: they share the batch, and each
+    gets its own outputs. A background thread steps the engine while any of them waits. A call interrupted by Ctrl-C or
+    another exception leaves no requests behind.
     """
 
     def __init__(
@@ -50,7 +50,8 @@ class LLM:
         progress: Callable[[int, int], None] | None = None,
         **options: Any,
     ) -> None:
-        """`progress(done_bytes, total_bytes)` is called while weights are read; by default a bar on a terminal."""
+        """`progress(done_bytes, total_bytes)` is called while weights are read. By default a progress bar is drawn on a
+        terminal."""
         config = EngineConfig.from_options(model=model, **{**OFFLINE_OPTIONS, **options})
         with _Bar("Loading", is_shown=sys.stderr.isatty(), stays=False) as bar:
 
@@ -62,7 +63,7 @@ class LLM:
         self._ids = itertools.count()
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer; an error if it has none."""
+        """The model's tokenizer. Raises `InvalidRequestError` if it has none."""
         return self.engine.preparer.get_tokenizer()
 
     def generate(
@@ -74,18 +75,19 @@ class LLM:
         use_tqdm: bool | None = None,
         **named_options: Any,
     ) -> list[RequestOutput]:
-        """Complete prompts, one or many, batched; outputs come in the order of the prompts. A prompt is text, token ids
+        """Complete one or many prompts, batched. Outputs are in the order of the prompts. A prompt is text, token ids
         (a list, or an array or tensor with one dimension), or a dict with `prompt` or `prompt_token_ids`.
 
-        Everything is checked before anything runs. A request that fails later does not end the others: when all are
-        done, `RequestFailedError` has their outputs. `use_tqdm`: a progress bar; by default on a terminal.
+        All requests are checked before any runs. A request that fails later does not end the others: when all are done,
+        `RequestFailedError` is raised with their outputs. `use_tqdm`: whether to show a progress bar; the default is to
+        show it on a terminal.
 
-        `options` say what the scheduler and the cache may know of a request, for all prompts or as a list with one
-        each. Each field of `RequestOptions` is also a keyword here, with one value or one per prompt:
-        `generate(prompts, priority=[2, 1])`. Which of it counts depends on `scheduling_policy`, and the rest changes
-        nothing. `cache_salt` and `cache_ttl_s` always count: only requests with the same salt share cached prefixes,
-        and prefixes stay for so long, if at all possible. Where `predicted_tokens` is not given, `length_predictor`
-        predicts it, if there is one.
+        `options` inform the scheduler and the cache about a request. Give one record for all prompts, or a list with
+        one per prompt. Each field of `RequestOptions` is also a keyword here, with one value or one per prompt:
+        `generate(prompts, priority=[2, 1])`. `scheduling_policy` determines which options are used; the others have no
+        effect. `cache_salt` and `cache_ttl_s` are always used: only requests with the same salt share cached prefixes,
+        and a prefix stays cached for the given time if at all possible. If `predicted_tokens` is not given,
+        `length_predictor` predicts it, if there is one.
         """
         many = as_prompts(prompts)
         params = one_each(sampling_params or SamplingParams(), len(many), "sampling_params", SamplingParams)
@@ -99,9 +101,10 @@ class LLM:
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool | None = None
     ) -> list[BeamSearchOutput]:
-        """The most likely continuations of each prompt, `beam_width` of them, the best first.
+        """Return the `beam_width` most likely continuations of each prompt, the best first.
 
-        `generate` does the same with `SamplingParams(use_beam_search=True, ...)`; this gives the results vLLM's form.
+        `generate` does the same with `SamplingParams(use_beam_search=True, ...)`. This method returns the results in
+        vLLM's form.
         """
         if not isinstance(params, BeamSearchParams):
             raise InvalidRequestError(f"params must be BeamSearchParams, not {type(params).__name__}.", param="params")
@@ -118,9 +121,9 @@ class LLM:
         use_tqdm: bool | None = None,
         **more: Any,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or several. `tools`, in OpenAI's shape, become part of the prompts; what the model
-        makes of them is text. Keywords that are fields of `RequestOptions` are as in `generate`; all others go to the
-        model's chat template."""
+        """Answer one or several conversations. `tools`, in OpenAI's format, become part of the prompts; tool calls in
+        an answer are not parsed. Keywords that are fields of `RequestOptions` are as in `generate`. All others go to
+        the model's chat template."""
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         named_options = take_options(more)
         prompts = [self.chat_prompt(each, tools=tools, **more) for each in conversations]  # type: ignore[arg-type]
@@ -137,8 +140,9 @@ class LLM:
         use_tqdm: bool | None = None,
         **named_options: Any,
     ) -> list[EmbeddingRequestOutput]:
-        """Vectors that stand for prompts: the mean of the model's last hidden states (`pooling="mean"`), or the last of
-        them ("last"), cut to `dimensions` numbers and brought to length 1. Prompts and options are as in `generate`."""
+        """Return an embedding of each prompt: the mean of the model's final hidden states (`pooling="mean"`) or the
+        last one ("last"), cut to `dimensions` numbers and, with `normalize`, scaled to length 1. Prompts and options
+        are as in `generate`."""
         check_dimensions(dimensions, self.engine.model_config.hidden_size)
         outputs = self.generate(
             prompts, SamplingParams.for_embedding(pooling), options=options, use_tqdm=use_tqdm, **named_options
@@ -152,7 +156,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **template_options: Any,
     ) -> list[int]:
-        """The token ids that the model's chat template makes of a conversation."""
+        """The token ids that the model's chat template makes from a conversation."""
         return self.engine.preparer.chat_token_ids(messages, tools=tools, **template_options)
 
     def stream(
@@ -164,8 +168,8 @@ class LLM:
         options: RequestOptions | None = None,
         **named_options: Any,
     ) -> Stream:
-        """Yield the growing output of one request at each token. Closing the iterator early, or dropping it, aborts the
-        request, also if nothing was read. Options are as in `generate`."""
+        """Yield the growing output of one request after each token. Closing or dropping the iterator early aborts the
+        request, even if nothing was read. Options are as in `generate`."""
         (own_options,) = options_each(1, options, named_options)
         request_id = self._next_id() if request_id is None else request_id
         request = self.engine.prepare(request_id, prompt, sampling_params or SamplingParams(), own_options)
@@ -178,17 +182,17 @@ class LLM:
         return stream
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request, whichever thread waits for it; returns what it had, or `None` if there is no such request. A
-        stream ends there; `generate` returns what there was, with the finish reason "abort"."""
+        """End a request of any thread. Returns its output so far, or `None` if there is no such request. A stream ends
+        there; `generate` returns the output so far, with the finish reason "abort"."""
         return self._thread.abort(request_id)
 
     def shutdown(self) -> None:
-        """Free the model and its cache. Calls that wait in other threads are ended with an error."""
+        """Free the model and its cache. Calls that wait in other threads get an error."""
         self._thread.stop()
         self.engine.shutdown()
 
     def _next_id(self) -> str:
-        """The next number that no stream was given as its id."""
+        """The next number that is not the id of a live request."""
         return next(request_id for number in self._ids if not self.engine.is_live(request_id := str(number)))
 
     def _sequence(self, output: RequestOutput, completion: CompletionOutput) -> BeamSearchSequence:
@@ -205,7 +209,8 @@ class LLM:
         )
 
     def _run(self, requests: Sequence[PreparedRequest], use_tqdm: bool | None) -> list[RequestOutput]:
-        """Wait until all of these are done. If anything is raised, Ctrl-C included, none of them stays behind."""
+        """Run these requests and wait until all are done. If anything is raised, even by Ctrl-C, they are all
+        aborted."""
         done: dict[str, RequestOutput] = {}
         errors: dict[str, str] = {}
         is_shown = sys.stderr.isatty() if use_tqdm is None else use_tqdm
@@ -234,7 +239,7 @@ class LLM:
 
 
 class Stream(Iterator[RequestOutput]):
-    """The outputs of one request, as they grow. It computes only while something is waited for, here or elsewhere."""
+    """The growing outputs of one request. It computes only while this or another caller waits for an output."""
 
     def __init__(self, thread: EngineThread, request: PreparedRequest) -> None:
         self._ticket = thread.open_stream(num_completions=request.params.n)
@@ -275,8 +280,8 @@ class Stream(Iterator[RequestOutput]):
 
 
 class _Bar:
-    """A line of progress on stderr. Not one of tqdm's: these share locks with all bars of the process, and Ctrl-C at a
-    bad moment would leave them taken, so that the next call in another thread would wait for ever."""
+    """A progress bar on stderr. It is not one of tqdm's, because these share locks with all bars of the process. Ctrl-C
+    at a bad moment would leave a lock taken, and the next call in another thread would wait for ever."""
 
     def __init__(self, name: str, *, is_shown: bool, stays: bool) -> None:
         self._name, self._is_shown, self._stays = name, is_shown, stays
@@ -292,7 +297,7 @@ class _Bar:
             sys.stderr.flush()
 
     def draw(self, done: int, total: int, note: str) -> None:
-        """Not more often than can be read, but for the end."""
+        """Draw the bar, but not more often than it can be read. The end is always drawn."""
         now_s = time.perf_counter()
         if self._is_shown and (now_s >= self._next_s or done == total):
             self._next_s = now_s + _BAR_S

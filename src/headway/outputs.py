@@ -1,6 +1,7 @@
-"""What a request gives back: the records that `LLM.generate` returns and streaming yields.
+"""Outputs of requests: the records that `LLM.generate` returns and streaming yields.
 
-The two of which streaming makes one per token are not frozen: that alone would cost as much as the rest of making them.
+`CompletionOutput` and `RequestOutput` are not frozen. Streaming makes one of each per token, and freezing them would
+double the cost.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from headway.errors import InvalidRequestError, RequestFailedError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 """stop: end-of-sequence, a stop token or a stop string · length: max_tokens or the context is used up · abort: by the
-caller · error: this request failed; the engine goes on."""
+caller · error: this request failed; the engine still works."""
 
 Streaming = bool | Literal["full", "delta"]
-"""When a request gives outputs, and what is in them. False: one, when it has ended · "full" or True: one per step that
-changes it, with all it has until then · "delta": the same, with only what is new since the output before. Long outputs
-cost a time that grows with the square of their length in "full", and linearly in "delta"."""
+"""When a request gives outputs, and what they contain. False: a single output, at its end · "full" or True: an output
+per step that changes it, with everything so far · "delta": the same, with only the part that is new since the previous
+output. The cost of long outputs is quadratic in their length with "full", and linear with "delta"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ LogprobsOfOnePosition = dict[int, Logprob]
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """When things happened to one request, on the engine's clock (seconds), and what it went through."""
+    """The times of one request's events, on the engine's clock (seconds), and its preemptions."""
 
     arrival_time_s: float
     first_scheduled_s: float | None = None
@@ -71,14 +72,14 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One of the `n` completions of a request, as far as it has come; text, tokens and logprobs of a delta are the new
-    ones only."""
+    """The present state of one of a request's `n` completions. In a delta, text, tokens and logprobs are only the new
+    ones."""
 
     index: int
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    """Sum of the chosen tokens' logprobs; None unless `logprobs` was asked for, or beams were compared by it."""
+    """Sum of the chosen tokens' logprobs; None unless `logprobs` was requested or beams were compared by it."""
     logprobs: list[LogprobsOfOnePosition] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -92,33 +93,33 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request's prompt and its completions, as far as they have come. A delta has only the completions that changed,
-    and prompt logprobs only when it is the first."""
+    """A request's prompt and the present state of its completions. A delta has only the completions that changed, and
+    only the first delta has prompt logprobs."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     prompt_logprobs: list[LogprobsOfOnePosition | None] | None
-    """One entry per prompt token; the first is None, nothing precedes it. None unless asked for."""
+    """One entry per prompt token; the first is None, because no token precedes it. None unless requested."""
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int = 0
     """Prompt tokens whose keys and values were found in the prefix cache."""
     metrics: RequestMetrics | None = None
     embedding: array[float] | None = None
-    """With the last output of a request that wants it: the vector of its prompt, as the model has it."""
+    """The unscaled embedding of the prompt, in the last output of a request with `pooling`."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
-    """A vector."""
+    """An embedding vector."""
 
     embedding: list[float]
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequestOutput:
-    """What `LLM.embed` gives for a prompt, in vLLM's form."""
+    """The result of `LLM.embed` for one prompt, in vLLM's form."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -128,7 +129,7 @@ class EmbeddingRequestOutput:
 
     @classmethod
     def of(cls, output: RequestOutput, *, dimensions: int | None, normalize: bool) -> EmbeddingRequestOutput:
-        """From the output of a request that has ended."""
+        """Make it from the output of a request that has ended. Raises `RequestFailedError` if that has no embedding."""
         if output.embedding is None:
             reason = output.outputs[0].finish_reason if output.outputs else None
             raise RequestFailedError({output.request_id: f"it ended ({reason}) before its prompt was read"}, [output])
@@ -138,7 +139,7 @@ class EmbeddingRequestOutput:
 
 
 def check_dimensions(dimensions: int | None, hidden_size: int) -> None:
-    """Raise if vectors of this model cannot be cut to so many numbers."""
+    """Raise `InvalidRequestError` if this model's vectors cannot be cut to `dimensions` numbers."""
     is_count = isinstance(dimensions, int) and not isinstance(dimensions, bool)
     if dimensions is not None and not (is_count and 1 <= dimensions <= hidden_size):
         raise InvalidRequestError(
@@ -149,30 +150,30 @@ def check_dimensions(dimensions: int | None, hidden_size: int) -> None:
 
 
 def shortened(vector: Sequence[float], *, dimensions: int | None, normalize: bool) -> array[float]:
-    """The first `dimensions` numbers of a vector in single precision, of length 1 if so wanted."""
+    """The first `dimensions` numbers of a vector in single precision, scaled to length 1 with `normalize`."""
     kept = vector if dimensions is None else vector[:dimensions]
     length = math.sqrt(math.fsum(value * value for value in kept)) if normalize else 1.0
     return array("f", [value / length for value in kept] if length > 0.0 else kept)
 
 
 class SilentProgress(NamedTuple):
-    """What one step has done for a request that gives no output before its end: a search, or one with `best_of`."""
+    """The progress of one step for a request without output before its end: a beam search, or one with `best_of`."""
 
     num_started: int
     """Sequences that got their first token. A search starts with all its beams at once."""
     num_tokens: int
-    """Tokens that were added to its sequences, whether or not these are going to be returned."""
+    """Tokens that were added to its sequences, whether or not these will be returned."""
 
 
 class Delivered(NamedTuple):
-    """What the reader of a completion has got, when its request goes on in another engine."""
+    """The part of a completion that was delivered to its reader, when its request continues in another engine."""
 
     token_ids: list[int]
     is_finished: bool = False
 
 
 class GrowingOutput:
-    """A request's deltas, put together again: linear in their number, where a record of each state is not."""
+    """Accumulates a request's deltas. Its cost is linear in their number, unlike a record of each state."""
 
     def __init__(self, num_completions: int) -> None:
         self._completions = [CompletionOutput(index, "", []) for index in range(num_completions)]
@@ -210,7 +211,7 @@ class BeamSearchSequence:
     """One of the sequences that `LLM.beam_search` has found, in vLLM's form: tokens and text begin with the prompt."""
 
     tokens: list[int]
-    """Prompt and output; if a stop token has ended it, that is the last."""
+    """Prompt and output tokens, including a stop token at the end."""
     text: str
     cum_logprob: float
     """Sum of the output tokens' logprobs."""
@@ -220,7 +221,7 @@ class BeamSearchSequence:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchOutput:
-    """What `LLM.beam_search` has found for one prompt."""
+    """The result of `LLM.beam_search` for one prompt."""
 
     sequences: list[BeamSearchSequence]
     """The best first."""

@@ -397,7 +397,7 @@ class SamplingParams:
             )
 
     def _check_search(self) -> None:
-        """Beams are compared by the model's own logprobs, so nothing that changes or draws from them goes with it."""
+        """Refuse parameters that change the distribution or sample: beams are compared by the model's logprobs."""
         if not self.use_beam_search:
             for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
                 if getattr(self, name) != default:
@@ -417,7 +417,7 @@ class SamplingParams:
 
     @classmethod
     def for_embedding(cls, pooling: str = "mean") -> SamplingParams:
-        """For a vector: the mean of the prompt's hidden states, or the last of them. One token is made and dropped."""
+        """Make parameters for an embedding, the mean or last hidden state. One token is sampled and dropped."""
         if pooling not in POOLINGS:
             raise _wrong("pooling", pooling, f"must be {' or '.join(map(repr, POOLINGS))}")
         params = cls(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
@@ -455,7 +455,7 @@ class SamplingParams:
         return resolved
 
     def with_grammar(self, grammar: str, num_bytes: int | None = None) -> SamplingParams:
-        """A copy that carries the grammar of its `structured_outputs`, and what compiling it took if it was tried."""
+        """A copy with the grammar of its `structured_outputs`, and the bytes that compiling it took, if known."""
         resolved = copy.copy(self)
         object.__setattr__(resolved, "grammar_bytes", num_bytes)
         object.__setattr__(resolved, "grammar", grammar)
@@ -463,11 +463,11 @@ class SamplingParams:
 
     @property
     def is_guided(self) -> bool:
-        """Whether what may be chosen next depends on the tokens so far, or is a fixed part of the vocabulary."""
+        """Whether a grammar or a list of allowed tokens limits the choice of tokens."""
         return self.structured_outputs is not None or self.allowed_token_ids is not None
 
     def within(self, num_tokens: int) -> SamplingParams:
-        """The same with room for so many tokens at most; `self` if nothing changes."""
+        """A copy limited to `num_tokens` tokens of output; `self` if nothing changes."""
         max_tokens = num_tokens if self.max_tokens is None else min(self.max_tokens, num_tokens)
         if self.max_tokens == max_tokens and self.min_tokens <= max_tokens:
             return self
@@ -477,8 +477,8 @@ class SamplingParams:
         return cut
 
     def for_choice(self, index: int) -> SamplingParams:
-        """The parameters of the `index`-th completion that is made: one, with a seed of its own if seeded, and with
-        logprobs if it is to be compared with others."""
+        """The parameters of the `index`-th completion alone, with a separate seed if seeded, and with logprobs if these
+        are needed to compare it with others."""
         if self.num_choices == 1 and index == 0:
             return self
         choice = copy.copy(self)
@@ -492,7 +492,7 @@ class SamplingParams:
 
     @property
     def num_choices(self) -> int:
-        """How many completions are made, or beams kept; `n` of them are returned."""
+        """How many completions are sampled, or beams kept. `n` of them are returned."""
         return self.n if self.best_of is None else self.best_of
 
     @property
@@ -502,11 +502,11 @@ class SamplingParams:
 
     @property
     def can_stream(self) -> bool:
-        """Whether tokens can be told before the end: which ones are returned must not depend on those that follow."""
+        """Whether tokens can be delivered before the end: later tokens must not affect which ones are returned."""
         return not self.use_beam_search and not self.chooses_best
 
     def check_can_stream(self) -> None:
-        """Raise if only the end tells which tokens are returned."""
+        """Raise `InvalidRequestError` if it is known only at the end which tokens are returned."""
         if not self.can_stream:
             name = "use_beam_search" if self.use_beam_search else "best_of"
             reason = "which tokens are returned is known only at the end"

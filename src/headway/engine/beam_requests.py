@@ -1,15 +1,16 @@
-"""Beam searches as requests (see `headway.engine.beam_search` for what a search decides).
+"""Runs beam searches as requests (`headway.engine.beam_search` has the decisions of a search).
 
-To the scheduler a live beam is a request of its own for a single token: the prompt is the beam's tokens, and what comes
-back are the logprobs of the most likely next ones. When all beams of a search have come back, it chooses, and the
-chosen ones are queued:
+To the scheduler a live beam is a separate request for a single token. Its prompt is the beam's tokens, and its result
+is the logprobs of the most likely next tokens. When all beams of a search have returned, the search chooses the next
+beams, which are queued:
 
     position    1             2                 3
     requests    P ──────┬──── P a ────┬──────── P a c          the blocks of P are in all tables, those of P a in two;
                         └──── P b     └──────── P a d          P b has fallen out, and its blocks are cache
 
-Forks cost no memory of their own, because the prefix cache shares full blocks and copies the last one. Without it, or
-where blocks had to be evicted meanwhile, a beam computes its tokens again, and the result is the same.
+Forks need no extra memory for the tokens that they share, because the prefix cache shares full blocks and copies the
+last one. Without the cache, or where blocks were evicted meanwhile, a beam computes its tokens again, with the same
+result.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from headway.tokenizer import Tokenizer
 
 
 class BeamRequest(Request):
-    """A beam as the scheduler sees it. The next one in its place is shown as the same request, which goes on."""
+    """A beam as the scheduler sees it. Its successors in the same place are displayed as one continuing request."""
 
     __slots__ = ("_num_found_tokens", "_shown_as")
 
@@ -44,9 +45,9 @@ class BeamRequest(Request):
         options: RequestOptions,
         sampling_params: SamplingParams,
     ) -> None:
-        """`place`: among the live beams of its position. `parent`: the beam whose tokens it has, and one more. What is
-        known of their blocks is the same, and the search stands in the queue where the parent stood, not behind
-        requests that came meanwhile."""
+        """`place`: its index among the live beams of its position. `parent`: the beam that it extends by one token. It
+        shares what is known of the parent's blocks, and takes the parent's place in the queue, before requests that
+        came later."""
         super().__init__(
             request_id,
             token_ids,
@@ -61,18 +62,19 @@ class BeamRequest(Request):
 
     @property
     def shown_as(self) -> str:
-        """The search, and the beam's place in it."""
+        """The name that viewers see: the search's id and the beam's place in it."""
         return self._shown_as
 
     @property
     def num_inherited_tokens(self) -> int:
-        """What the search has found; the others are its prompt."""
+        """How many of its prompt tokens were found by the search; the others are the search's prompt."""
         return self._num_found_tokens
 
 
 @dataclass(slots=True)
 class BeamLookups:
-    """What beams that go on have looked up in the prefix cache, and found: their own tokens, one position before."""
+    """Prefix cache lookups of beams after the first position. They look up the search's own tokens, so they are counted
+    apart."""
 
     num_queried_tokens: int = 0
     num_hit_tokens: int = 0
@@ -80,22 +82,22 @@ class BeamLookups:
 
 @dataclass(slots=True)
 class SearchedStep:
-    """What a step's result means for the searches."""
+    """The effect of a step's result on the searches."""
 
     others: list[RequestUpdate]
-    """Updates of requests that are no beams."""
+    """Updates of requests that are not beams."""
     outputs: list[RequestOutput] = field(default_factory=list)
     new_beams: list[Request] = field(default_factory=list)
-    """To be queued."""
+    """The beams to queue next."""
     dropped_request_ids: list[str] = field(default_factory=list)
-    """Beams of searches that have failed; the scheduler still has them."""
+    """Ids of beams that the scheduler still has although their search has failed."""
     errors: dict[str, str] = field(default_factory=dict)
     progress: dict[str, SilentProgress] = field(default_factory=dict)
     """By request id."""
 
 
 class BeamRequests:
-    """Follows all live searches. Their beams belong to the scheduler, which is told by id what to end."""
+    """Follows all live searches. The scheduler owns their beams; the caller ends those whose ids are returned."""
 
     def __init__(self, tokenizer: Tokenizer | None, *, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -112,38 +114,39 @@ class BeamRequests:
 
     @property
     def num_between_steps(self) -> int:
-        """Beams that go on and are queued for the next step. They are in the queue between any two steps."""
+        """The number of beams after their first position that are queued for the next step. Between any two steps all
+        are."""
         return sum(search.num_between_steps for search in self._live.values())
 
     def take_lookups(self) -> BeamLookups:
-        """What beams that go on have looked up since this was last asked."""
+        """Return the lookups counted since the last call."""
         taken, self._lookups = self._lookups, BeamLookups()
         return taken
 
     def shown(self) -> frozenset[str]:
-        """What all live beams are shown as."""
+        """The displayed names of all live beams."""
         return frozenset(beam.shown_as for search in self._live.values() for beam in search.beams)
 
     def add(self, request: PreparedRequest, *, now_s: float) -> Request:
-        """Start to search. Returns the first beam, to be queued."""
+        """Start a search. Returns its first beam, which the caller queues."""
         search = _LiveSearch(request, vocab_size=self._vocab_size, arrival_time_s=now_s)
         self._live[request.request_id] = search
         self._follow(search)
         return search.beams[0]
 
     def abort(self, request_id: str, *, now_s: float) -> tuple[RequestOutput, list[str]]:
-        """End a search. Returns the best it had, and its beams that the scheduler still has."""
+        """End a search. Returns its best sequences so far, and the ids of its beams that the scheduler still has."""
         search = self._live[request_id]
         self._forget(search)
         return search.output(self._tokenizer, now_s, unfinished="abort"), search.awaited_ids()
 
     def forget_all(self) -> None:
-        """Follow no search any more, and tell nothing of it."""
+        """Stop following all searches, without any output."""
         self._live.clear()
         self._owner.clear()
 
     def note_launched(self, output: SchedulerOutput, *, now_s: float) -> list[str]:
-        """A step has been launched; beams may be in it. Returns which searches have begun with it."""
+        """Note the beams of a launched step. Returns the ids of searches that were scheduled for the first time."""
         begun = []
         for new in output.new_requests:
             search = self._owner.get(new.request_id)
@@ -156,7 +159,7 @@ class BeamRequests:
         return begun
 
     def process(self, updates: Sequence[RequestUpdate], *, now_s: float) -> SearchedStep:
-        """Take in a step's result: searches whose beams have all come back go on or end."""
+        """Process a step's result. Searches whose beams have all returned advance or end."""
         step = SearchedStep(others=[])
         changed: dict[_LiveSearch, None] = {}
         for update in updates:
@@ -203,7 +206,7 @@ class BeamRequests:
 
 
 class _LiveSearch:
-    """One request, from its arrival until its search is over."""
+    """One beam search, from the arrival of its request to its end."""
 
     def __init__(self, request: PreparedRequest, *, vocab_size: int, arrival_time_s: float) -> None:
         self.request_id = request.request_id
@@ -230,25 +233,25 @@ class _LiveSearch:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it is past its first position."""
+        """Whether the search is past its first position."""
         return self._metrics.first_token_s is not None
 
     @property
     def num_between_steps(self) -> int:
-        """Its beams that go on and wait for the next step, without those that were preempted."""
+        """The number of its beams that wait for the next step, without preempted ones; 0 at the first position."""
         return sum(beam.status is RequestStatus.WAITING for beam in self.beams) if self.has_begun else 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether all beams have come back."""
+        """Whether all beams have returned."""
         return not self._awaited
 
     def awaited_ids(self) -> list[str]:
-        """Beams that have not come back, in their order."""
+        """The ids of beams that have not returned, in order."""
         return [beam.request_id for beam in self.beams if beam.request_id in self._awaited]
 
     def note_scheduled(self, new: NewRequest, now_s: float) -> bool:
-        """One of its beams enters the batch; only the first time counts. Returns whether it was."""
+        """Note that a beam enters the batch. Only the first time counts; returns whether this was it."""
         if self._metrics.first_scheduled_s is not None:
             return False
         self._metrics = dataclasses.replace(self._metrics, first_scheduled_s=now_s)
@@ -256,7 +259,7 @@ class _LiveSearch:
         return True
 
     def take(self, update: RequestUpdate) -> None:
-        """A beam has come back, with logprobs or with what went wrong."""
+        """Store the result of a beam: its logprobs, or an error."""
         self._awaited.discard(update.request_id)
         if update.error is not None:
             self.error = update.error
@@ -266,7 +269,7 @@ class _LiveSearch:
             self._found[update.request_id] = update.logprobs[0]
 
     def advance(self, now_s: float) -> SilentProgress:
-        """All beams have come back: choose those that go on."""
+        """Choose the next beams, now that all have returned. Returns the progress made."""
         num_started = 0 if self.has_begun else self._search.rules.width
         num_tokens_before = self._search.num_tokens
         self._search.advance([self._found[beam.request_id] for beam in self.beams])
@@ -285,7 +288,8 @@ class _LiveSearch:
     def output(
         self, tokenizer: Tokenizer | None, now_s: float, *, unfinished: FinishReason | None = None
     ) -> RequestOutput:
-        """The sequences found; those that have not ended are given this reason. After a failure it is them who tell."""
+        """The best sequences as an output. Those that have not ended get the finish reason `unfinished`. After a
+        failure only these are returned, so that each shows the error."""
         count = self._request.params.n
         best = self._search.live[:count] if unfinished == "error" else self._search.best(count)
         return RequestOutput(
@@ -327,7 +331,7 @@ class _LiveSearch:
         )
 
     def _text(self, beam: Beam, tokenizer: Tokenizer | None) -> str:
-        """A stop token ends the text and is not part of it, unless the request wants it to be."""
+        """The text of a beam. It excludes the stop token, unless the request asks for it."""
         params = self._request.params
         if tokenizer is None or not params.detokenize:
             return ""

@@ -1,4 +1,4 @@
-"""Beam search: of all ways to go on, keep the few most likely ones. Decisions only: see `beam_requests` for the rest.
+"""The decisions of a beam search, which keeps the few most likely continuations. See `beam_requests` for the rest.
 
     "The" ─┬─ " cat" ─┬─ " sat"   -2.1    goes on                       width 2
            │          └─ <end>    -2.4    ends: a hypothesis
@@ -9,8 +9,8 @@ After each position all continuations of all beams are ranked by the sum of thei
 `width` that end become hypotheses; the first `width` that do not end are the beams of the next position. Hypotheses are
 ranked by sum / length**length_penalty, and the best `width` of them are kept. At `max_tokens` everything ends.
 
-Nothing is left to chance: of equals, the continuation of the better beam comes first, then the smaller token id; of
-equal hypotheses the older one.
+Ties are broken deterministically: the continuation of the better beam comes first, then the smaller token id. Of equal
+hypotheses the older one comes first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Ending = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class BeamRules:
-    """What a search is asked for; the names are those of `SamplingParams`."""
+    """The parameters of a search. The names are those of `SamplingParams`."""
 
     width: int
     max_tokens: int
@@ -37,7 +37,8 @@ class BeamRules:
 
     @property
     def num_top(self) -> int:
-        """How many most likely tokens of each beam can matter: `width` of them do not end it."""
+        """How many of the most likely next tokens of each beam are needed, so that at least `width` of them do not end
+        it."""
         return self.width + len(self.stop_token_ids)
 
 
@@ -48,25 +49,25 @@ class Beam:
     token_ids: tuple[int, ...] = ()
     cum_logprob: float = 0.0
     parent: int = 0
-    """Its place among the live beams of the position before."""
+    """The index of its parent among the live beams of the previous position."""
     ending: Ending | None = None
-    """What has ended it; with "stop" its last token is the one that did."""
+    """Why the beam has ended, if it has. With "stop", its last token is the stop token."""
 
 
 class BeamSearch:
-    """The beams of one request. It begins with a single live one, which has no tokens."""
+    """The beams of one request. A search begins with a single live beam that has no tokens."""
 
     def __init__(self, rules: BeamRules) -> None:
         self.rules = rules
         self.live = [Beam()]
-        """The best first; none when the search is over."""
+        """The live beams, the best first. Empty when the search is over."""
         self.hypotheses: list[Beam] = []
         """Sequences that have ended, the best first."""
         self.num_tokens = 0
-        """Tokens of all beams so far, those included that have fallen out since."""
+        """The number of tokens of all beams so far, including beams that were dropped later."""
 
     def advance(self, found: Sequence[TokenLogprobs]) -> None:
-        """Go on by one position, given for each live beam its `num_top` most likely next tokens."""
+        """Advance by one position, given the `num_top` most likely next tokens of each live beam."""
         width = self.rules.width
         parents, self.live = self.live, []
         for place, beam in enumerate(self._ranked(parents, found)):
@@ -83,11 +84,11 @@ class BeamSearch:
             self.live = []
 
     def best(self, count: int) -> list[Beam]:
-        """The best sequences as far as the search has come, whether they have ended or not."""
+        """The best sequences found so far, whether they have ended or not."""
         return self._best([*self.hypotheses, *self.live], count)
 
     def score(self, beam: Beam) -> float:
-        """What sequences of different lengths are compared by."""
+        """The score by which sequences of different lengths are compared."""
         return self._score(beam.cum_logprob, max(len(beam.token_ids), 1))
 
     def _score(self, cum_logprob: float, length: int) -> float:
@@ -114,7 +115,7 @@ class BeamSearch:
                 yield Beam((*parents[parent].token_ids, token_id), -negative, parent, "stop")
 
     def _is_decided(self) -> bool:
-        """Whether what goes on is not waited for: see `SamplingParams.early_stopping`."""
+        """Whether the search ends although beams are live: see `SamplingParams.early_stopping`."""
         if not self.live or len(self.hypotheses) < self.rules.width:
             return False
         if self.rules.early_stopping is True:

@@ -1,11 +1,11 @@
-"""Moves blocks beside the steps: between host memory and what is behind it, and to the device before it is their turn.
+"""Moves KV blocks while steps run: between host memory and disk or peers, and to the device ahead of their requests.
 
     loop ── take_ended() ──► pump ── fetch_done, store_done ──► scheduler     what has come may let requests enter
          ── begin(moves) ──►      ── fetches, stores ─────────► BlockTransfers
          ── wait(most_s) ──►                                                  while requests wait for nothing else
          ── close() ───────►                                                  what is kept goes to disk
 
-Whatever goes wrong is a block that does not come: its tokens are computed.
+A failed transfer only means that a block does not arrive, and its tokens are computed instead.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from headway.transfer.block_store import BlockTransfers, NoSlots
 logger = logging.getLogger(__name__)
 
 STORE_REST_S = 8.0
-"""How long the end of an engine may take for storing what it has kept."""
+"""The longest that an engine may spend on storing its kept blocks when it ends."""
 LOAD_LATEST_S = 2.0
-"""How long the start of an engine may take for bringing blocks from disk to host memory."""
+"""The longest that an engine may spend on loading blocks from disk into host memory when it starts."""
 _LOADED_AT_A_TIME = 64
 _LONGEST_SETTLING_S = 10.0  # transfers for another scheduler may take this long to end
 
 
 def create_pump(scheduler: Scheduler, executor: Executor, *, now: Callable[[], float]) -> BlockPump | None:
-    """`None` if the scheduler has no tiers. Where nothing can be transferred, whatever is asked for fails at once."""
+    """Create a pump, or return `None` if the scheduler has no tiers. If the executor has no transfers, each one fails
+    at once."""
     tiers = scheduler.kv_cache.tiers
     if tiers is None:
         return None
@@ -39,7 +40,7 @@ def create_pump(scheduler: Scheduler, executor: Executor, *, now: Callable[[], f
 
 
 class BlockPump:
-    """Between a scheduler's tiers and an executor's transfers. Called by the thread that makes the steps."""
+    """Connects a scheduler's tiers to an executor's transfers. The thread that makes the steps calls it."""
 
     def __init__(
         self,
@@ -50,8 +51,8 @@ class BlockPump:
         *,
         now: Callable[[], float],
     ) -> None:
-        """The transfers may have been those of another scheduler, whose blocks are forgotten. What is on disk is
-        known."""
+        """The transfers may have served another scheduler before, whose blocks in host memory are dropped. Blocks on
+        disk are indexed. Raises `RuntimeError` if transfers under way do not end."""
         self._scheduler = scheduler
         self._executor = executor
         self._tiers = tiers
@@ -67,12 +68,12 @@ class BlockPump:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something for `take_ended`."""
+        """Whether `take_ended` has something to process."""
         return self._transfers.has_news
 
     def take_ended(self) -> None:
-        """Tell the scheduler of transfers that have ended, and copy to the device what has come for requests that wait
-        for other blocks still."""
+        """Report ended transfers to the scheduler, and copy arrived blocks to the device for requests that still wait
+        for others."""
         for ended in self._transfers.take():
             if ended.is_fetch:
                 self._scheduler.fetch_done(ended.digest, ended.ok, seconds=ended.seconds)
@@ -88,8 +89,8 @@ class BlockPump:
                 index.discard(digest)
 
     def begin(self, moves: BlockMoves, *, is_use: bool = True) -> None:
-        """Begin the transfers of a plan. Whatever goes wrong, each of them ends. `is_use`: a request wants what is
-        fetched."""
+        """Begin the transfers of a plan. If that fails, they are all reported as failed. `is_use`: a request needs the
+        fetched blocks."""
         try:
             self._transfers.begin(moves, is_use=is_use)
             return
@@ -103,11 +104,11 @@ class BlockPump:
             self._tiers.host.store_done(digest, False)
 
     def wait(self, most_s: float) -> None:
-        """Until a transfer has ended, or so long."""
+        """Wait until a transfer has ended, for at most `most_s`."""
         self._transfers.wait(most_s)
 
     def close(self) -> None:
-        """Bring what is kept to disk, as far as `STORE_REST_S` suffice. To be called when no step is in flight, before
+        """Store the kept blocks on disk, for at most `STORE_REST_S`. Must be called when no step is in flight, before
         the executor is shut down."""
         if self._transfers.disk is None:
             return
@@ -132,7 +133,7 @@ class BlockPump:
             self.begin(moves)
 
     def _copy(self, moves: BlockMoves) -> None:
-        """Make copies without a step."""
+        """Make copies outside a step."""
         has_failed = True
         try:
             self._executor.move(moves)
@@ -141,7 +142,8 @@ class BlockPump:
             self._tiers.landed(moves, has_failed=has_failed)
 
     def _load_latest(self) -> None:
-        """What was used last is going to be asked for first, and is there sooner from host memory than from disk."""
+        """Load the most recently used blocks from disk into host memory, since they are the likeliest to be needed
+        first."""
         until_s, loaded = self._now() + LOAD_LATEST_S, list[bytes]()
         while (left_s := until_s - self._now()) > 0:
             if self._transfers.num_under_way:
@@ -156,7 +158,7 @@ class BlockPump:
         self._tiers.note_latest(loaded)
 
     def _store_rest(self) -> None:
-        """As many blocks at a time as host memory holds."""
+        """Store the kept blocks in rounds of as many as host memory holds."""
         until_s, stats, kv_cache = self._now() + STORE_REST_S, self._tiers.host.stats, self._scheduler.kv_cache
         num_failed = stats.num_failed_stores
         while (left_s := until_s - self._now()) > 0:

@@ -1,4 +1,4 @@
-"""One of a request's sequences as its user sees it: text, logprobs, stop strings, how it ends."""
+"""One completion of a request as its user sees it: text, logprobs, stop strings, finish reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.tokenizer import Tokenizer
 
 
 class Completion:
-    """One of a request's sequences, as far as it has come."""
+    """The state of one completion of a request."""
 
     def __init__(self, index: int, request: PreparedRequest, tokenizer: Tokenizer | None) -> None:
         child = request.children[index]
@@ -28,18 +28,19 @@ class Completion:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
-        self._ending: tuple[FinishReason, int | str | None] | None = None  # known, perhaps not told yet
+        self._ending: tuple[FinishReason, int | str | None] | None = None  # known, perhaps not reported yet
         self._eos_token_ids = frozenset(() if tokenizer is None else tokenizer.eos_token_ids)
         self._token_text = None if tokenizer is None else tokenizer.token_text
         self._text: list[str] = []
-        self._num_told = 0  # tokens that deltas have told of
+        self._num_told = 0  # tokens that deltas have reported
         self._stops = StopChecker(params.stop_strings, include_in_output=params.include_stop_str_in_output)
         self._detokenizer: IncrementalDetokenizer | None = None
         if tokenizer is not None and params.detokenize:
             self._detokenizer = IncrementalDetokenizer(tokenizer, request.prompt_token_ids, params.skip_special_tokens)
 
     def resume(self, delivered: Delivered, child: Request) -> None:
-        """Stand where it stood elsewhere after these tokens, of which everything was delivered but perhaps the end."""
+        """Restore the state that this completion had in another engine after these tokens. All of it was delivered,
+        except perhaps the end."""
         for token_id in delivered.token_ids:
             self.token_ids.append(token_id)
             if self._detokenizer is not None:
@@ -60,8 +61,8 @@ class Completion:
             self.tell_end()
 
     def take(self, update: RequestUpdate) -> bool:
-        """Take in new tokens. Returns whether a stop string has just ended what the scheduler thinks goes on: then the
-        caller has to tell both that it is over."""
+        """Add the new tokens of an update. Returns True if a stop string has just ended a sequence that the scheduler
+        still runs; the caller must then end it in the scheduler and, if due, call `tell_end`."""
         if self._ending is None:
             last_status = update.finish_status or update.last_status
             num_before, is_stopped = len(self.token_ids), False
@@ -77,7 +78,7 @@ class Completion:
                     return True
             if self._ending is None and last_status is not None:
                 self.error = update.error
-                last = None  # a request that its grammar ends has no last token of its own
+                last = None  # a request that its grammar ends has no stop token
                 if last_status is RequestStatus.FINISHED_STOPPED and update.new_token_ids:
                     last = update.new_token_ids[-1]
                 stop_reason = None if last in self._eos_token_ids else last
@@ -87,21 +88,22 @@ class Completion:
         return False
 
     def tell_end(self) -> None:
-        """What has ended it before is told from now on."""
+        """Report the ending that was found before, from now on."""
         assert self._ending is not None
         self.finish_reason, self.stop_reason = self._ending
 
     def abort(self) -> None:
-        """End it where it is."""
+        """End the completion with the finish reason "abort"."""
         self._finish_text(("abort", None))
         self.tell_end()
 
     def fail(self, why: str) -> None:
-        """End it for a reason of its own, which is told as any other end. The text that it has stays as it is."""
+        """End the completion with an error, which is reported like any other end. Its text so far is kept."""
         self.error, self._ending = why, ("error", None)
 
     def output(self) -> CompletionOutput:
-        """A record of the present state that later steps do not change. By position: made for every streamed token."""
+        """A record of the present state that later steps do not change. Arguments are passed by position, which is
+        faster."""
         return CompletionOutput(
             self.index,
             self._joined_text() if self._text else "",
@@ -113,7 +115,8 @@ class Completion:
         )
 
     def delta(self) -> CompletionOutput:
-        """What is new since the last delta, whose text is then forgotten. By position, as above."""
+        """What is new since the last delta. Its text is dropped here once returned. Arguments are by position, as
+        above."""
         told, self._num_told = self._num_told, len(self.token_ids)
         text, self._text = self._text, []
         return CompletionOutput(
@@ -127,8 +130,8 @@ class Completion:
         )
 
     def _take_text(self, update: RequestUpdate, last_status: RequestStatus | None) -> bool:
-        """Tokens and their text, up to a stop string; returns whether there was one. A stop token ends the text and is
-        not part of it, unless the request wants it to be."""
+        """Add tokens and their text, up to a stop string; returns whether one was found. The text excludes a stop token
+        at the end, unless the request asks for it."""
         assert self._detokenizer is not None
         num_shown = len(update.new_token_ids)
         if last_status is RequestStatus.FINISHED_STOPPED and not self.params.include_stop_str_in_output:
@@ -149,7 +152,7 @@ class Completion:
             self.cumulative_logprob += record.logprob
 
     def _finish_text(self, ending: tuple[FinishReason, int | str | None]) -> None:
-        """No token follows; how it ended is told when the scheduler says so."""
+        """Set the ending and release held-back text. The ending is reported later, when the scheduler confirms it."""
         has_text = self._detokenizer is not None and self._ending is None and self._stops.matched is None
         self._ending = ending
         if has_text:
@@ -164,7 +167,7 @@ class Completion:
 
 
 def position_logprobs(record: TokenLogprobs, token_text: Callable[[int], str] | None = None) -> LogprobsOfOnePosition:
-    """The record users get: the position's token first, then the most likely ones, then those that were named."""
+    """The record that users get: the position's token first, then the most likely ones, then those requested by id."""
 
     def text(token_id: int) -> str | None:
         return None if token_text is None else token_text(token_id)

@@ -1,9 +1,9 @@
-"""Text from tokens as they come, one small piece per token, never half a character; and stop strings in that text,
-found across any cut of the stream and never shown to the reader by half.
+"""Incremental detokenizing and stop strings. Text comes in a small piece per token, never half a character. Stop
+strings are found however the text is cut into pieces, and no part of one is shown to the reader.
 
-A token of a byte-level or sentencepiece vocabulary stands for bytes, so its text needs no look at the tokens before
-it: an incremental UTF-8 decoder holds the bytes of an unfinished character until the rest arrives. Tokenizers of other
-kinds are decoded over a short window of recent tokens, and what the window's text gains by the new token is emitted.
+A token of a byte-level or sentencepiece vocabulary stands for bytes, so its text does not depend on the tokens before
+it. An incremental UTF-8 decoder holds the bytes of an unfinished character until the rest arrives. Other tokenizers
+decode a short window of recent tokens, and the text that a new token adds to the window is emitted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class IncrementalDetokenizer:
         return new
 
     def finish(self) -> str:
-        """No more tokens come: return what was held back; an unfinished character becomes U+FFFD."""
+        """Return the text held back, after the last token. An unfinished character becomes U+FFFD."""
         new = self._decoding.finish()
         if new:
             self._parts.append(new)
@@ -88,7 +88,8 @@ class _ByteDecoding:
 
 
 class _WindowDecoding:
-    """The window is what was emitted last (so that spacing and joined bytes come out right) and what is pending."""
+    """Decodes a window of the tokens emitted last (so that spacing and joined bytes come out right) and the pending
+    ones."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
@@ -96,7 +97,7 @@ class _WindowDecoding:
         self._set_context(self._end_of_prompt(prompt_token_ids))
 
     def _end_of_prompt(self, token_ids: Sequence[int]) -> list[int]:
-        """The prompt's last tokens, a few more where that begins inside a character."""
+        """The prompt's last tokens, with a few more if they would begin inside a character."""
         for length in range(PROMPT_CONTEXT_TOKENS, PROMPT_CONTEXT_TOKENS + MAX_TOKENS_PER_CHARACTER):
             context = list(token_ids[-length:])
             if not self._decode(context).startswith(_REPLACEMENT):
@@ -137,11 +138,11 @@ class _WindowDecoding:
 
 
 class StopChecker:
-    """Feeds text through and ends it at the first stop string that is completed.
+    """Passes text through and ends it at the first completed stop string.
 
-    What comes out does not depend on how the text was cut into pieces: the stop string whose last character comes first
-    wins; of several that end at the same character, the longest. Text that may still become a stop string is held
-    back until it is clear that it does not, or until `finish`.
+    The result does not depend on how the text was cut into pieces. The stop string whose last character comes first
+    wins; of several that end at the same character, the longest wins. Text that may still become a stop string is held
+    back until it cannot any more, or until `finish`.
     """
 
     def __init__(self, stop_strings: Sequence[str], *, include_in_output: bool = False) -> None:
@@ -155,8 +156,8 @@ class StopChecker:
     def append(self, text: str, *, search: bool = True) -> str:
         """Take the next piece and return the text that is now certain to belong to the output.
 
-        With `search=False` (before `min_tokens` are reached) no stop string is looked for: one counts later only if it
-        lies wholly in text that was searched.
+        With `search=False` (before `min_tokens` are reached) stop strings are not searched. A later match counts only
+        if it lies wholly in searched text.
         """
         if self.matched is not None or self._automaton is None:
             return "" if self.matched is not None else text
@@ -174,20 +175,20 @@ class StopChecker:
         return buffer[released:] if self._include else buffer[: len(buffer) - kept]
 
     def finish(self) -> str:
-        """The output ends here for another reason: release what was held back."""
+        """Return the text held back, when the output ends for another reason."""
         held, self._tail, self._state = self._tail, "", 0
         return "" if self._include else held
 
 
 class _Automaton:
-    """All stop strings at once, character by character: however many they are and whatever they share, a character
-    costs the same. A state stands for the longest end of the text that begins one of them (Aho and Corasick's)."""
+    """An Aho-Corasick automaton that matches all stop strings at once, so that the cost of a character does not depend
+    on their number. A state stands for the longest suffix of the text that is a prefix of a stop string."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self.depth = [0]
-        """Of each state: how long that beginning is."""
+        """The length of each state's prefix."""
         self._next: list[dict[str, int]] = [{}]
-        self._shorter = [0]  # the state of the next shorter end that begins one
+        self._shorter = [0]  # the state of the next shorter suffix that is a prefix
         self._match: list[str | None] = [None]  # the longest stop string that ends here
         for stop in stops:
             self._match[self._add(stop)] = stop
@@ -201,8 +202,8 @@ class _Automaton:
                 waiting.append(child)
 
     def read(self, text: str, state: int) -> tuple[int, int, str | None]:
-        """Go on from a state, up to the first stop string. Returns how many characters were read, the state after them,
-        and the stop string."""
+        """Read text from a state on, up to the first stop string. Returns the number of characters read, the state
+        after them, and the stop string, if any."""
         for place, character in enumerate(text):
             state = self._follow(state, character)
             if self._match[state] is not None:
@@ -232,5 +233,5 @@ class _Automaton:
 
 @functools.lru_cache(AUTOMATA_KEPT)
 def _automaton(stops: tuple[str, ...]) -> _Automaton:
-    """Shared by all completions of a request."""
+    """The automaton, cached so that all completions of a request share one."""
     return _Automaton(stops)

@@ -1,16 +1,17 @@
-"""The loop that steps an engine for its callers, whoever they are.
+"""The loop that steps an engine on behalf of its callers.
 
     receive ──► aborts at once, requests into a line ──► admit those in front, for a limited time ──► step ──► hand out
 
-Callers speak through a channel: threads of this program through a queue (`engine_thread`), a front end through a socket
-(`engine_process.engine_loop`). Messages are taken between two steps, and so are their aborts. What fails, ends:
+Callers send messages through a channel: threads of this program through a queue (`engine_thread`), a front end through
+a socket (`engine_process.engine_loop`). Messages, aborts included, are handled between two steps. The scope of a
+failure:
 
     a request       alone
     a step          its requests; others are not touched, and the next step is made
     anything else   all requests: the channel says so, and the engine goes on empty, if it can be emptied
 
-Where another process can take an engine's place, steps that fail one after the other raise the question whether the
-fault is in the requests or in the engine: the line waits until a plain request of the driver's own has shown it.
+Where a new process can replace the engine, several failed steps in a row raise a question: are the requests at fault,
+or the engine? Queued requests then wait until the driver has run a plain request of its own (the probe) to find out.
 """
 
 from __future__ import annotations
@@ -29,42 +30,42 @@ from headway.sampling_params import SamplingParams
 logger = logging.getLogger(__name__)
 
 IDLE_S = 1.0
-"""A driver with nothing to do looks around this often, unless a message comes."""
+"""The longest that an idle driver waits for a message before it checks its state again."""
 INTAKE_S = 0.05
-"""How long requests are admitted between two steps. The rest of a burst waits for the next turn; requests that run do
-not wait for it."""
+"""The time spent on entering new requests between two steps. The rest of a burst waits for the next turn, so that
+running requests are not held up."""
 MAX_FAILED_STEPS = 3
-"""Failures without a success between them that raise the question. A device does not recover from some errors, a new
-process does."""
+"""After this many failed steps without a success between them the driver probes the engine. A device does not recover
+from some errors, but a new process does."""
 PROBE = "#probe"
 
 
 class BrokenEngineError(HeadwayError):
-    """Every step fails, whatever the request; only a new process can help."""
+    """Every step fails, whatever the request. Only a new process can help."""
 
 
 class Channel(Protocol):
-    """Between the driver and those who want outputs."""
+    """The connection between the driver and the callers that want outputs."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the driver is to end."""
+        """Whether the driver should end."""
 
     @property
     def wants_steps(self) -> bool:
-        """Whether a caller waits for what the next step brings."""
+        """Whether a caller waits for the result of the next step."""
 
     def receive(self, *, is_idle: bool, timeout_s: float) -> None:
-        """Take all messages that have come; if there are none, wait for one."""
+        """Handle all messages that have arrived. If there are none, wait for one, up to `timeout_s`."""
 
     def admitted(self) -> None:
-        """New requests are in the engine: say what can be said before the next step."""
+        """Called after new requests have entered the engine, to send what is known before the next step."""
 
     def hand_out(self, step: EngineStep) -> None:
-        """Give each caller its own."""
+        """Deliver to each caller its part of a step's outputs."""
 
     def lose_all(self, error: BaseException) -> None:
-        """All requests end, through no fault of theirs. What this raises ends the driver."""
+        """End all requests because of an error that is not theirs. An exception raised here ends the driver."""
 
 
 class Newcomer(NamedTuple):
@@ -72,7 +73,7 @@ class Newcomer(NamedTuple):
 
     request_id: str
     enter: Callable[[], None]
-    """Checks and queues it. It raises nothing that is wrong with the request."""
+    """Checks the request and queues it in the engine. It does not raise for errors of the request."""
 
 
 class EngineDriver:
@@ -86,7 +87,7 @@ class EngineDriver:
         is_replaceable: bool,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`is_replaceable`: a driver that ends with an error is followed by another with a new engine."""
+        """`is_replaceable`: when this driver ends with an error, another one with a new engine takes its place."""
         self.failure: BaseException | None = None
         """Why the engine cannot be used any more."""
         self._engine = engine
@@ -97,7 +98,7 @@ class EngineDriver:
         self._num_failed_steps = 0
 
     def run(self) -> None:
-        """Until the channel is over."""
+        """Serve callers until the channel is over. Raises `BrokenEngineError` if the probe fails."""
         while not self._channel.is_over:
             is_idle = not self._line and not self._engine.has_unfinished_requests()
             self._channel.receive(is_idle=is_idle, timeout_s=self._sleep_s(is_idle))
@@ -112,21 +113,22 @@ class EngineDriver:
                 self._step()
 
     def queue(self, newcomer: Newcomer) -> None:
-        """To be admitted in its turn."""
+        """Put a request in line, to be entered in its turn."""
         self._line.append(newcomer)
 
     def leave_line(self, request_ids: Collection[str]) -> None:
-        """Requests in line are not wanted any more."""
+        """Remove requests from the line that are not wanted any more."""
         if self._line:
             self._line = deque(newcomer for newcomer in self._line if newcomer.request_id not in request_ids)
 
     @property
     def waiting_ids(self) -> list[str]:
-        """The requests in line."""
+        """The ids of the requests in line."""
         return [newcomer.request_id for newcomer in self._line]
 
     def recover(self, error: BaseException) -> None:
-        """Something has failed that belongs to no request."""
+        """End all requests after a failure that belongs to none of them, and empty the engine. If that fails too,
+        `failure` is set."""
         self._channel.lose_all(error)
         try:
             self._engine.abort_all()
@@ -136,13 +138,13 @@ class EngineDriver:
             self.failure = error
 
     def _sleep_s(self, is_idle: bool) -> float:
-        """How long to wait for messages."""
+        """The time to wait for messages."""
         if self._line or self._is_in_doubt:
             return 0.0
         return IDLE_S if is_idle or self._engine.core.only_waits_for_blocks else 0.0
 
     def _admit(self) -> None:
-        """In order of arrival: at least one, and no more than there is time for."""
+        """Enter requests in order of arrival: at least one, then as many as fit into `INTAKE_S`."""
         if not self._line or self._is_in_doubt:
             return
         until_s = self._now() + INTAKE_S
@@ -161,7 +163,7 @@ class EngineDriver:
         self._note_outcome(step.report)
 
     def _note_outcome(self, report: StepReport) -> None:
-        """Only a step that failed as a whole counts, and one that computed nothing says nothing."""
+        """Count failed steps in a row. Only a step that failed as a whole counts, and an empty step proves nothing."""
         if report.error is not None:
             self._num_failed_steps += 1
         elif not report.snapshot.output.is_empty:
@@ -169,12 +171,13 @@ class EngineDriver:
 
     @property
     def _is_in_doubt(self) -> bool:
-        """Whether the next request to enter is the probe. The line waits for it: a request that makes its step fail
-        must not take the probe along."""
+        """Whether the probe must run next. The line waits for it, because a request that makes its step fail would make
+        the probe fail too."""
         return self._is_replaceable and self._num_failed_steps >= MAX_FAILED_STEPS
 
     def _probe(self) -> None:
-        """Ask for one token, in the plainest way: if that works, the fault was in the requests."""
+        """Run a plain request for one token. If it succeeds, the requests were at fault; otherwise `BrokenEngineError`
+        is raised."""
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
         self._engine.add_request(PROBE, [0], params, stream=False)
         has_failed = False
@@ -187,5 +190,6 @@ class EngineDriver:
 
 
 def cause_of(error: BaseException) -> BaseException | None:
-    """An error whose traceback is of use; that of a dead engine is, if another error is its cause."""
+    """The error if its traceback is worth logging, else None. That of an `EngineDeadError` is only if it has a
+    cause."""
     return None if isinstance(error, EngineDeadError) and error.__cause__ is None else error

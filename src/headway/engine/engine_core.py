@@ -1,15 +1,14 @@
-"""The loop everything turns around: plan steps, launch them, take in their results. Read this file first.
+"""The central loop of the engine: plan steps, launch them, process their results. Read this file first.
 
-Planning does not need the result of the step before (see `headway.core.request`), so where the executor allows it the
-next step is planned and launched while the one before still runs, and the device never waits for the host:
+Planning does not need the result of the previous step (see `headway.core.request`). Where the executor allows it, the
+next step is therefore planned and launched while the previous one runs, and the device never waits for the host:
 
     host      plan 0   plan 1   result 0, plan 2   result 1, plan 3   ...
     device             step 0 ─────────── step 1 ──────────── step 2 ─────────── ...
 
-Planning commits the scheduler to a step. Whatever is raised from then on, the step stays in `Scheduler.in_flight` until
-its result or its failure has been taken in: an error fails its requests, and what is no error (`KeyboardInterrupt`,
-`SystemExit`), or the end of the executor (`EngineDeadError`), goes on to the caller, with the failure left for the next
-call.
+Planning commits the scheduler to a step. Whatever is raised afterwards, the step stays in `Scheduler.in_flight` until
+its result or failure has been processed. An error fails the step's requests. `KeyboardInterrupt`, `SystemExit` and the
+end of the executor (`EngineDeadError`) are raised to the caller, and the next call processes the failure.
 """
 
 from __future__ import annotations
@@ -47,18 +46,18 @@ _LONGEST_SLEEP_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class CoreStep:
-    """What one call of `EngineCore.step()` brought."""
+    """The result of one call of `EngineCore.step()`."""
 
     launched: list[SchedulerOutput]
-    """Plans handed to the executor since the last call; their results come with later calls, or came with this one."""
+    """Plans submitted to the executor since the last call. Their results come with this call or with later ones."""
     updates: list[RequestUpdate]
-    """The result of the oldest step that was in flight."""
+    """The updates from the oldest step that was in flight."""
     report: StepReport
-    """Of that same step."""
+    """The report of that same step."""
 
 
 class EngineCore:
-    """A scheduler and an executor. Knows tokens only; `LLMEngine` makes text of them."""
+    """Runs a scheduler and an executor. It handles tokens only; `LLMEngine` turns them into text."""
 
     def __init__(
         self,
@@ -74,44 +73,44 @@ class EngineCore:
             scheduler.speculation.go_ahead()
         self._now = now
         self._sleep = sleep
-        self._launched: list[SchedulerOutput] = []  # what no `CoreStep` has told of
+        self._launched: list[SchedulerOutput] = []  # plans that no `CoreStep` has reported
         self._last_result_s = float("-inf")
         self._goes_on = False  # whether requests waited for more when it came
         self._schedule_s = 0.0  # spent on planning since the last report
         self._pump = create_pump(scheduler, executor, now=now)
 
     def add_request(self, request: Request) -> None:
-        """Queue a request, or refuse it with the reason."""
+        """Queue a request. Raises if the scheduler refuses it."""
         if not self.scheduler.has_unfinished_requests:
             self.drain()  # no request waited for these results, so the time until now is not theirs
         self.scheduler.add_request(request, now_s=self._now())
 
     def finish_request(self, request_id: str, status: RequestStatus) -> None:
-        """End a live request from outside."""
+        """End a live request with this status."""
         self.scheduler.finish_request(request_id, status)
 
     def stop_request(self, request_id: str) -> bool:
-        """End a live request because a stop string has been found in its output. Returns whether it is over; otherwise
-        an update is going to say so."""
+        """End a live request because its output contains a stop string. Returns whether it has ended; otherwise a later
+        update reports the end."""
         self.finish_request(request_id, RequestStatus.FINISHED_STOPPED)
         return request_id not in self.scheduler.requests
 
     @property
     def has_unfinished_requests(self) -> bool:
-        """Whether there is anything to step for. Steps may be in flight although no request waits for them any more."""
+        """Whether any request is unfinished. Steps may be in flight even if none is."""
         return self.scheduler.has_unfinished_requests
 
     @property
     def only_waits_for_blocks(self) -> bool:
-        """Whether a step would do nothing but wait for a transfer to end. Who sleeps instead is woken by
-        `Executor.transfers`, and should come back after a second all the same."""
+        """Whether a step would only wait for a transfer of blocks to end. The caller may sleep instead:
+        `Executor.transfers` wakes it, but it should call `step` again after a second in any case."""
         num_fetching = len(self.scheduler.live.fetching.requests)
         if self._pump is None or not num_fetching or self._pump.has_news:
             return False
         return num_fetching == len(self.scheduler.requests) and not self.scheduler.in_flight
 
     def step(self) -> CoreStep:
-        """schedule → submit, while there is room in the pipeline; then the oldest result → update."""
+        """Schedule and submit steps while the pipeline has room, then wait for the oldest result and process it."""
         if self._pump is not None:
             self._pump.take_ended()
         self._fill_pipeline()
@@ -123,7 +122,7 @@ class EngineCore:
         return self._idle_step(updates)
 
     def drain(self) -> list[CoreStep]:
-        """Take in the results of all steps in flight, and launch no other."""
+        """Process the results of all steps in flight without launching new ones."""
         steps = []
         while self.scheduler.in_flight:
             steps.append(self._take_result())
@@ -134,7 +133,7 @@ class EngineCore:
         check_invariants(self.scheduler)
 
     def shutdown(self) -> None:
-        """Wait for what is in flight, then free the executor. The engine cannot be used afterwards."""
+        """Wait for the steps in flight, then free the executor. The engine cannot be used afterwards."""
         with contextlib.suppress(EngineDeadError):  # then nothing is in flight any more
             self.drain()
         if self._pump is not None:
@@ -145,7 +144,7 @@ class EngineCore:
     # ---- the parts of step() --------------------------------------------------------------------------------------
 
     def _fill_pipeline(self) -> None:
-        """Plan and launch until the pipeline is full, or nothing can be planned before a result has come."""
+        """Plan and launch steps until the pipeline is full or nothing can be planned before the next result."""
         while self._has_room():
             started_s = self._now()
             with span("schedule"):
@@ -159,7 +158,8 @@ class EngineCore:
             self._launch(self.scheduler.in_flight[-1])
 
     def _has_room(self) -> bool:
-        """After a step that could not be submitted nothing is launched: its requests are going to end."""
+        """Whether another step may be launched. None is after a step that could not be submitted, as its requests will
+        end."""
         in_flight = self.scheduler.in_flight
         if not in_flight:
             return True
@@ -168,7 +168,7 @@ class EngineCore:
         return not is_lost and len(in_flight) < self.executor.max_in_flight
 
     def _launch(self, step: LaunchedStep) -> None:
-        """Hand a planned step to the executor; if that fails, a failed step stands in for it."""
+        """Submit a planned step to the executor. If that fails, the step's pending result becomes a `FailedStep`."""
         self._note_launch(step)
         if self.scheduler.speculation is not None and self._goes_on and len(self.scheduler.in_flight) == 1:
             step.submitted_s = self._last_result_s  # it may be for guesses that nothing was launched before
@@ -185,7 +185,7 @@ class EngineCore:
         step.submitted_s = self._now()
 
     def _take_result(self) -> CoreStep:
-        """Wait for the oldest step and take in what came of it."""
+        """Wait for the oldest step and process its result or failure."""
         step = self.scheduler.in_flight[0]
         if step.pending is None:  # Ctrl-C has come between its plan and its launch
             self._note_launch(step)
@@ -203,7 +203,7 @@ class EngineCore:
             result = _failed(step.output, failure)
         previous_s, self._last_result_s = self._last_result_s, self._now()
         duration_s = self._last_result_s - max(previous_s, step.submitted_s)
-        # A failed step has no time of its own, and one that no request waited for may have ended long ago.
+        # A failed step has no duration, and a step that no request waited for may have ended long ago.
         observed_s = duration_s if failure is None and is_awaited else None
         with span("update"):
             updates = self.scheduler.update(step.output, result, duration_s=observed_s)
@@ -213,7 +213,8 @@ class EngineCore:
         return CoreStep(launched, updates, self._report(step.snapshot, updates, duration_s, failure))
 
     def _wait(self) -> None:
-        """Nothing can be planned before blocks have come, or before a time; but not long, since requests may come."""
+        """Wait because nothing can be planned before blocks arrive or a certain time is reached. The wait is short,
+        since new requests may arrive."""
         ready_at_s = self.scheduler.ready_at_s()
         waits_s = math.inf if ready_at_s is None else max(ready_at_s - self._now(), 0.0)
         if self.scheduler.live.fetching.requests and self._pump is not None:
@@ -228,7 +229,7 @@ class EngineCore:
         return CoreStep([], updates, self._report(snapshot, updates, 0.0))
 
     def _take_snapshot(self, output: SchedulerOutput, requests: tuple[Request, ...]) -> BatchSnapshot:
-        """The state after planning, before anything else happens to the scheduler."""
+        """Record the state right after planning, before the scheduler changes again."""
         scheduler = self.scheduler
         return BatchSnapshot(
             output=output,
@@ -261,12 +262,12 @@ class EngineCore:
 
 
 def _is_more_than_a_step(error: BaseException) -> bool:
-    """Whether it ends more than the requests of a step: an interruption, or the executor is no more."""
+    """Whether the error affects more than the requests of one step: an interruption, or the end of the executor."""
     return not isinstance(error, Exception) or isinstance(error, EngineDeadError)
 
 
 def _failed(output: SchedulerOutput, error: Exception) -> ModelRunnerOutput:
-    """If a step fails, the requests in it fail with the reason; others are not touched."""
+    """The output of a failed step: each of its requests fails with the reason. Other requests are not affected."""
     logger.error("step %d failed; its %d requests are ended", output.step_id, len(output.scheduled), exc_info=error)
     failed = SampledTokens((), error=_words(error))
     return ModelRunnerOutput({share.request_id: failed for share in output.scheduled}, prompt_logprobs={})

@@ -1,4 +1,4 @@
-"""One thread steps an engine for all callers of an `LLM`; they put requests in and wait for their own outputs.
+"""The thread that steps an engine for all callers of an `LLM`. Callers submit requests and wait for their outputs.
 
     caller 1      submit ───────────── wait ──────────► outputs
     caller 2                submit ─── wait ── Ctrl-C   cancel
@@ -6,13 +6,13 @@
                      ▼        ▼                           ▼
     this thread   ── step ─── step ─── step ─── step ─── abort ─── step ─── ···
 
-Nothing else touches the engine while a caller waits, and without one the thread sleeps: a stream that is not read does
-not compute. What interrupts a caller is raised in the caller's thread, so it can never tear a step; whatever a caller
-has put in and does not want any more is aborted between two steps.
+Nothing else touches the engine while a caller waits. When no caller waits, the thread sleeps, so a stream that is not
+read computes nothing. An interruption is raised in the caller's own thread, so it can never leave a step half done.
+Requests that a caller gives up are aborted between two steps.
 
-Messages and outputs go through `SimpleQueue`s. Their `put` and `get` are single calls into C: an exception that comes
-between any two bytecodes of a caller, as Ctrl-C does, leaves no lock taken, and `put` may be called by the garbage
-collector. A `Condition`, an `Event` or a `Queue` promises neither.
+Messages and outputs go through `SimpleQueue`s, whose `put` and `get` are single calls into C. An exception between two
+bytecodes of a caller, such as Ctrl-C, therefore leaves no lock taken, and the garbage collector may call `put`. A
+`Condition`, an `Event` or a `Queue` guarantees neither.
 """
 
 from __future__ import annotations
@@ -40,37 +40,37 @@ logger = logging.getLogger(__name__)
 SHUT_DOWN = "The LLM has been shut down."
 _GONE = "The request is not in the engine any more: something else has stepped the engine, or has ended the request."
 _LOOK_S = 1.0  # how often a caller that waits makes sure that there is a thread to wait for
-_STOP_S = 10.0  # so long the end of a program or of an LLM waits for a step that is under way
+_STOP_S = 10.0  # how long the end of a program or of an LLM waits for the current step
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What a step, or an abort, has brought a caller."""
+    """What a step or an abort delivers to a caller."""
 
     outputs: list[RequestOutput]
-    """None for a stream: it was aborted from elsewhere."""
+    """Empty if a stream was aborted by another caller."""
     errors: dict[str, str] = field(default_factory=dict)
-    """Why requests have failed, by request id."""
+    """By request id: why the request failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """The caller gets nothing more than this."""
+    """An error that ends all deliveries to a caller."""
 
     error: BaseException
 
 
 @dataclass(slots=True, eq=False)
 class _Account:
-    """What the thread keeps for a ticket."""
+    """The thread's state for one ticket."""
 
     owner: weakref.ref[Ticket]
     mailbox: SimpleQueue[Delivery | _Failure]
     grown: GrowingOutput | None
-    """All that a stream has been given, for an abort; `None` for a call. For a stream steps are made when its owner
-    asks for more, for a call until all its requests have ended."""
+    """Everything delivered to a stream, which an abort returns; `None` for a call. Steps for a stream are made when its
+    owner asks for more, and for a call until all its requests have ended."""
     request_ids: set[str] = field(default_factory=set)
-    """Those that have not ended."""
+    """Ids of the ticket's requests that have not ended."""
     num_delivered: int = 0
     is_awaited: bool = False
 
@@ -88,7 +88,7 @@ _Message = Callable[["_Callers"], None]
 
 
 class EngineThread:
-    """Owns the thread. It ends with `stop`, with the interpreter, or when nothing refers to this object any more."""
+    """Owns the thread. The thread ends with `stop`, with the interpreter, or when this object is garbage-collected."""
 
     def __init__(self, engine: LLMEngine) -> None:
         self._engine = engine
@@ -96,7 +96,7 @@ class EngineThread:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed until now."""
+        """Tokens computed so far."""
         return self._callers.num_tokens
 
     @property
@@ -105,34 +105,36 @@ class EngineThread:
         return self._callers.num_running
 
     def open_call(self) -> Ticket:
-        """A ticket for requests without streaming: steps are made until all have ended. Nothing has happened yet."""
+        """Return a ticket for requests without streaming. After its `submit`, steps are made until all of them have
+        ended."""
         return Ticket(self, grown=None)
 
     def open_stream(self, *, num_completions: int) -> Ticket:
-        """Submit one request that streams deltas; steps run while its next delta is awaited."""
+        """Return a ticket for one request that streams deltas. Steps are made while its next delta is awaited."""
         return Ticket(self, grown=GrowingOutput(num_completions))
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request of any caller; returns what it had. A stream that is ended by this brings nothing more, and a
-        call that waits for an output gets that of the abort."""
+        """End a request of any caller and return its output so far. A stream then delivers nothing more, and a call
+        that waits gets the output of the abort."""
         answer: SimpleQueue[RequestOutput | None] = SimpleQueue()
         self.post(lambda callers: callers.abort(request_id, answer))
         output: RequestOutput | None = self.wait_for(answer)
         return output
 
     def stop(self) -> None:
-        """End the thread after the step that is under way; callers that wait get an error. Can be called again."""
+        """End the thread after the current step. Waiting callers get an error. Can be called again."""
         self._stop()
 
     def post(self, message: _Message) -> None:
-        """Have something done between two steps."""
+        """Have the thread handle a message between two steps. Raises `EngineDeadError` after `stop`."""
         self._restart_after_fork()
         if self._callers.is_over:
             raise EngineDeadError(SHUT_DOWN)
         self.inbox.put(message)
 
     def wait_for(self, mailbox: SimpleQueue[Any], *, timeout_s: float | None = None) -> Any:
-        """What comes into a mailbox of this thread, or `None` if that takes longer than `timeout_s`."""
+        """Wait for the next item in a mailbox that this thread fills, or return `None` after `timeout_s`. Raises
+        `EngineDeadError` if the thread is over."""
         if threading.get_ident() == self._thread.ident:
             raise RuntimeError("The thread that steps the engine cannot wait for its own outputs.")
         while True:
@@ -156,7 +158,8 @@ class EngineThread:
         self._thread.start()
 
     def _restart_after_fork(self) -> None:
-        """A forked process has a copy of the engine, but not of the thread; what others waited for is not its own."""
+        """After a fork, start a new thread: the child has a copy of the engine but not of the thread. The parent's
+        requests are aborted in the child."""
         if os.getpid() != self._pid:
             self._stop.detach()
             was_over = self._callers.is_over
@@ -167,14 +170,14 @@ class EngineThread:
 
 
 def _stop_thread(inbox: SimpleQueue[Any], thread: threading.Thread) -> None:
-    """Also called when the interpreter ends, and by the garbage collector in any thread."""
+    """End the thread. Also called at the interpreter's end, and by the garbage collector in any thread."""
     inbox.put(_Callers.end)
     if thread is not threading.current_thread():
         thread.join(_STOP_S)
 
 
 class Ticket:
-    """A caller's requests, and what comes of them. Once nothing refers to it, they are aborted."""
+    """A caller's requests and their deliveries. When a ticket is garbage-collected, its requests are aborted."""
 
     def __init__(self, thread: EngineThread, *, grown: GrowingOutput | None) -> None:
         self._thread = thread
@@ -184,8 +187,8 @@ class Ticket:
         self._num_taken = 0
 
     def submit(self, requests: Sequence[PreparedRequest], *, stream: Streaming) -> None:
-        """Queue all of them before the next step, or none: then what is wrong is raised. Called once. Whatever is
-        raised, `close` has to be called."""
+        """Queue all requests before the next step, or raise and queue none. Called once. `close` must be called
+        afterwards, even if this raises."""
         accepted: SimpleQueue[BaseException | None] = SimpleQueue()
         # The callback is the queue's own method, as in `_start`.
         owner = weakref.ref(self, self._thread.inbox.put)
@@ -196,7 +199,7 @@ class Ticket:
             raise error
 
     def take(self, *, timeout_s: float | None = None) -> Delivery | None:
-        """The next delivery; waits for it, or until `timeout_s` have passed. Raises if the engine has failed."""
+        """Wait for the next delivery and return it, or `None` after `timeout_s`. Raises if the engine has failed."""
         assert self._account is not None
         if self._grown is not None and self._mailbox.empty():
             account, num_taken = self._account, self._num_taken
@@ -211,7 +214,7 @@ class Ticket:
         return found
 
     def close(self) -> None:
-        """Abort what has not ended, and wait until that is done. Can be called again."""
+        """Abort unfinished requests and wait until that is done. Can be called again."""
         account = self._account
         if account is None:
             return
@@ -225,7 +228,8 @@ class Ticket:
 
 
 class _Callers:
-    """The channel of a driver to all tickets. Nothing here refers to the `EngineThread`, whose end is the thread's."""
+    """The driver's channel to all tickets. It holds no strong reference to the `EngineThread`, whose end ends the
+    thread."""
 
     def __init__(self, engine: LLMEngine, inbox: SimpleQueue[Any], owner: weakref.ref[EngineThread]) -> None:
         self.num_tokens = 0
@@ -239,7 +243,7 @@ class _Callers:
         self._by_request: dict[str, _Account] = {}
 
     def run(self) -> None:
-        """Serve until told to end, or until its owner is gone."""
+        """Serve until `end` is called or the owner is gone."""
         self._driver.run()
         self._fail_all(SHUT_DOWN)
         while not self._inbox.empty():  # tickets that came after the last look
@@ -254,7 +258,7 @@ class _Callers:
         return any(account.is_driving for account in self._accounts)
 
     def receive(self, *, is_idle: bool, timeout_s: float) -> None:
-        """See `driver.Channel`. As long as no caller waits for a step, sleep until a message comes."""
+        """See `driver.Channel`. While no caller waits for a step, sleep until a message arrives."""
         if is_idle:
             self._fail_all(_GONE)
         if not self.wants_steps:
@@ -266,10 +270,11 @@ class _Callers:
             self._handle(self._inbox.get_nowait())
 
     def admitted(self) -> None:
-        """See `driver.Channel`: all has been said."""
+        """See `driver.Channel`. There is nothing to send here."""
 
     def hand_out(self, step: EngineStep) -> None:
-        """See `driver.Channel`. Requests that came past this thread have no account."""
+        """See `driver.Channel`. Requests that were not submitted through this thread have no account and are
+        skipped."""
         self.num_tokens += step.report.num_tokens
         self.num_running = step.report.num_running
         deliveries: dict[_Account, Delivery] = {}
@@ -289,7 +294,7 @@ class _Callers:
             account.deliver(delivery)
 
     def lose_all(self, error: BaseException) -> None:
-        """See `driver.Channel`: all callers are told."""
+        """See `driver.Channel`. Every caller gets the error."""
         logger.error("the engine failed; all requests are ended: %s", error, exc_info=cause_of(error))
         self._fail_all(error)
 
@@ -311,10 +316,10 @@ class _Callers:
             self._cancel(account)
 
     def look(self) -> None:
-        """Blocks have come: there may be something to do."""
+        """Do nothing: this message only wakes the thread when blocks have arrived."""
 
     def end(self) -> None:
-        """No step after this."""
+        """Make no more steps."""
         self.is_over = True
 
     def submit(
@@ -324,7 +329,7 @@ class _Callers:
         stream: Streaming,
         accepted: SimpleQueue[BaseException | None],
     ) -> None:
-        """Queue a ticket's requests, or say why not."""
+        """Queue a ticket's requests. `accepted` gets None, or the error if they were refused."""
         failure = self._driver.failure
         if failure is not None or self.is_over:
             accepted.put(EngineDeadError(SHUT_DOWN) if failure is None else _engine_failed(failure))
@@ -343,7 +348,7 @@ class _Callers:
         accepted.put(None)
 
     def drive(self, account: _Account, num_taken: int) -> None:
-        """The ticket's owner has so many deliveries and waits for the next."""
+        """Note that the ticket's owner has taken `num_taken` deliveries and waits for the next."""
         if account.num_delivered > num_taken:
             return
         if account in self._accounts:
@@ -352,7 +357,7 @@ class _Callers:
             account.deliver(_Failure(EngineDeadError(SHUT_DOWN if self.is_over else _GONE)))
 
     def cancel(self, account: _Account, done: SimpleQueue[None]) -> None:
-        """A ticket's owner wants nothing more."""
+        """Abort a ticket's requests, because its owner gives them up."""
         try:
             self._cancel(account)
         finally:
@@ -376,7 +381,7 @@ class _Callers:
     # ---- accounts -------------------------------------------------------------------------------------------------
 
     def _close_request(self, account: _Account, request_id: str) -> None:
-        """An account may be that of another process, from before a fork."""
+        """Remove an ended request. After a fork the account may belong to the parent process and be unknown here."""
         self._by_request.pop(request_id, None)
         account.request_ids.discard(request_id)
         if not account.request_ids:
@@ -388,7 +393,7 @@ class _Callers:
             self._close_request(account, request_id)
 
     def _fail_all(self, why: BaseException | str) -> None:
-        """Each caller gets an exception of its own: they are raised in several threads."""
+        """Give each caller a separate exception, because they are raised in several threads."""
         for account in self._accounts:
             account.request_ids.clear()
             account.deliver(_Failure(EngineDeadError(why) if isinstance(why, str) else _engine_failed(why)))

@@ -40,9 +40,9 @@ logger = logging.getLogger(__name__)
 
 
 class LLMEngine:
-    """Synchronous, and for a single thread: the caller of `step()` drives it. An exception that comes from outside in
-    the middle of a call, as Ctrl-C does in the main thread, may leave a step half done; `abort_all` mends that, and
-    `LLM` steps in a thread of its own, where none comes."""
+    """A synchronous engine for a single thread: the caller of `step()` drives it. An exception from outside in the
+    middle of a call, such as Ctrl-C in the main thread, may leave a step half done; `abort_all` repairs that. `LLM`
+    avoids the problem by stepping in a separate thread."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class LLMEngine:
         now: Callable[[], float] = time.perf_counter,
         lengths: AnswerLengths | None = None,
     ) -> None:
-        """`lengths` predicts for requests that bring no prediction, and learns and logs how they end. It is closed with
-        the engine."""
+        """`lengths` predicts the answer's length for requests without a prediction, and learns from and logs their
+        ends. It is closed with the engine."""
         self.config = config
         self.tokenizer = tokenizer
         self.model_config = model_config
@@ -85,8 +85,8 @@ class LLMEngine:
     def from_config(
         cls, config: EngineConfig, *, progress: Callable[[int, int], None] | None = None, predicts: bool = True
     ) -> LLMEngine:
-        """Load the model that the configuration names and make it ready. Without `predicts`, lengths of answers are
-        predicted elsewhere (the server's process), whatever the configuration says."""
+        """Load the model that the configuration names and make it ready. Without `predicts`, this engine predicts no
+        answer lengths, whatever the configuration says, because the server's process does."""
         # Heavy, and not needed with an executor from outside.
         from headway.executor.local import LocalExecutor
         from headway.executor.ranks import RanksExecutor
@@ -130,7 +130,7 @@ class LLMEngine:
         params: SamplingParams,
         options: RequestOptions = DEFAULT_OPTIONS,
     ) -> PreparedRequest:
-        """Check a request without queueing it; what is returned can be given to `submit`."""
+        """Check a request without queueing it. The result can be given to `submit`. Raises `InvalidRequestError`."""
         prepared = self.preparer.prepare(request_id, prompt, params, options)
         self.core.scheduler.check_fits(prepared.children[0])
         if prepared.params.grammar is not None:
@@ -142,8 +142,8 @@ class LLMEngine:
         self.submit_all([request], stream=stream)
 
     def submit_all(self, requests: Sequence[PreparedRequest], *, stream: Streaming = True) -> None:
-        """Queue prepared requests in this order, or none of them. If lengths of answers are predicted, it is with one
-        call for all."""
+        """Queue all prepared requests in this order, or none of them. If answer lengths are predicted, one call
+        predicts them all."""
         for request in requests:
             self._check_new(request, stream)
         if self._lengths is not None and self._lengths.predicts:
@@ -152,8 +152,8 @@ class LLMEngine:
             self._queue(request, stream)
 
     def _predict(self, lengths: AnswerLengths, requests: Sequence[PreparedRequest]) -> list[PreparedRequest]:
-        """The same requests, each with a predicted length if it had none; a beam search has no length that could be
-        foreseen like this."""
+        """The same requests with a predicted length where they had none. The length of a beam search is not
+        predicted."""
         unknown = [
             request
             for request in requests
@@ -175,9 +175,9 @@ class LLMEngine:
             request.params.check_can_stream()
 
     def resume(self, request: PreparedRequest, delivered: Sequence[Delivered]) -> RequestOutput | None:
-        """Queue a prepared request that goes on from another engine, as deltas: `delivered` says what its completions
-        have, and their next tokens are those that they would have had there. Returns the ends that are still to be
-        delivered, if there are any."""
+        """Queue a prepared request that continues from another engine; it streams deltas. `delivered` has the tokens of
+        each completion so far, and the next tokens are the ones that it would have had there. Returns an output with
+        the completions that have ended but whose end was not delivered, or None."""
         if len(delivered) != len(request.children):
             raise InvalidRequestError(
                 f"{len(delivered)} completions go on, and the request has {len(request.children)}.", param="delivered"
@@ -218,11 +218,11 @@ class LLMEngine:
         *,
         stream: Streaming = True,
     ) -> None:
-        """Check and queue a request. `stream` says when it gives outputs and whether they are cumulative."""
+        """Check and queue a request. `stream` says when it gives outputs and whether these are cumulative."""
         self.submit(self.prepare(request_id, prompt, params, options), stream=stream)
 
     def step(self) -> EngineStep:
-        """Take in the result of one step. Where steps overlap, others have been launched by then; see
+        """Process the result of one step. Where steps overlap, later ones have already been launched; see
         `EngineCore.step`."""
         started_s = self._now()
         step = self.core.step()
@@ -247,8 +247,8 @@ class LLMEngine:
         )
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request and free its blocks at once. Returns what it had, or as a delta what was new; `None` if there
-        is no such request."""
+        """End a request and free its blocks at once. Returns its output, or for a stream of deltas the new part; `None`
+        if there is no such request."""
         owner = next((owner for owner in (self._outputs, self.beams) if request_id in owner), None)
         if owner is None:
             return None
@@ -259,8 +259,8 @@ class LLMEngine:
         return output
 
     def abort_all(self) -> None:
-        """End all requests, of which nothing more is told: the engine is as if it were new, but for its cache. Also
-        after a step has failed half-way."""
+        """End all requests without further output, also after a step has failed half-way. Afterwards the engine is as
+        if new, except for its cache."""
         self._outputs.forget_all()
         self.beams.forget_all()
         for request_id in list(self.core.scheduler.requests):
@@ -269,7 +269,8 @@ class LLMEngine:
         self.core.drain()
 
     def _search(self, updates: list[RequestUpdate]) -> SearchedStep:
-        """Let beam searches go on with their part of a step's result."""
+        """Advance beam searches with their part of a step's result. Returns what they did and the updates of other
+        requests."""
         searched = self.beams.process(updates, now_s=self._now())
         for request_id in searched.dropped_request_ids:
             self.core.finish_request(request_id, RequestStatus.FINISHED_ABORTED)
@@ -290,8 +291,8 @@ class LLMEngine:
         self.core.check_invariants()
 
     def warm_up(self) -> int:
-        """Prepare what would slow down first steps, before the first request. The engine must be idle. Returns how many
-        kinds of steps were prepared; 0 on a CPU."""
+        """Prepare, before the first request, what would slow down the first steps. The engine must be idle. Returns how
+        many kinds of steps were prepared; 0 on a CPU."""
         return self.executor.warm_up()
 
     def shutdown(self) -> None:
@@ -303,7 +304,8 @@ class LLMEngine:
 
 
 def _note_end(lengths: AnswerLengths, ended: EndedCompletion) -> None:
-    """Not a method: an engine that the output processor knew would not be freed before the garbage collector comes."""
+    """Report an ended completion to the predictor. This is no method, because a reference from the output processor to
+    the engine would keep the engine alive until the next garbage collection."""
     lengths.note_end(
         ended.request.view,
         num_output_tokens=ended.num_tokens,
@@ -313,7 +315,7 @@ def _note_end(lengths: AnswerLengths, ended: EndedCompletion) -> None:
 
 
 def _open_draft(config: ModelConfig) -> Checkpoint | None:
-    """The model that guesses, if there is one."""
+    """The draft model, if there is one."""
     from headway.loader import open_checkpoint
 
     if config.draft_model is None:
@@ -322,7 +324,7 @@ def _open_draft(config: ModelConfig) -> Checkpoint | None:
 
 
 def _open_tokenizer(source: str) -> Tokenizer:
-    """A tokenizer from somewhere else than the model: a folder with tokenizer.json, or a GGUF file."""
+    """A tokenizer from a source other than the model: a folder with tokenizer.json, or a GGUF file."""
     from headway.loader import open_checkpoint
     from headway.tokenizer import tokenizer_from_folder
 

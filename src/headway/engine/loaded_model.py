@@ -1,9 +1,9 @@
-"""A model that is loaded once and scheduled in several ways.
+"""Lets one loaded model be scheduled in several ways.
 
-`LoadedModel` gives a loaded model another scheduler, so that policies, batching modes and limits are compared without
-loading again. What memory was laid out for cannot change: the model, the device, the format of KV blocks; and their
-number, the longest request and the limits of a step can only be smaller than they were when the model was loaded, since
-buffers and graphs are as large as they were made.
+`LoadedModel` gives a loaded model another scheduler, so that policies, batching modes and limits can be compared
+without loading again. The model, the device and the format of KV blocks cannot change. The number of blocks, the
+longest request and the limits of a step can only shrink, because buffers and CUDA graphs keep the size they were made
+with.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from headway.engine.llm_engine import LLMEngine
 from headway.errors import ConfigError
 
 FREE_CACHE_OPTIONS = ("enable_prefix_caching", "eviction_policy", "kv_allocation")
-"""Options of the cache that its memory does not depend on."""
+"""Cache options that do not affect the memory layout, and so can change."""
 
 
 class LoadedModel:
-    """Takes over an engine, which says what can be changed and how far. Shut down this, not the engines."""
+    """Takes ownership of an engine, whose configuration sets the limits for changes. Shut down this object, not its
+    engines."""
 
     def __init__(self, engine: LLMEngine) -> None:
         self.config, self.plan = engine.config, engine.plan
         self.engine = engine
-        """The latest one."""
+        """The engine made by the latest `reschedule`, or the original one."""
 
     def reschedule(
         self, *, num_blocks: int | None = None, max_model_len: int | None = None, **options: Any
     ) -> LLMEngine:
-        """An engine with these options of scheduler and cache in place of those it was loaded with, with so many of
-        its blocks, for requests up to so long. The one before must be idle, and is not to be used any more."""
+        """Return an engine whose scheduler and cache have these options in place of the original ones. It uses
+        `num_blocks` of the blocks and accepts requests of up to `max_model_len` tokens. The previous engine must be
+        idle and must not be used any more. Raises `ConfigError` for what cannot change."""
         before, plan = self.engine, self.plan
         if before.has_unfinished_requests():
             raise ConfigError("An engine with unfinished requests cannot get another scheduler.")

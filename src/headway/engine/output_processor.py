@@ -1,4 +1,4 @@
-"""From sampled tokens to what a user sees: text, logprobs, stop strings, finish reasons, timings."""
+"""Turns sampled tokens into what a user sees: text, logprobs, stop strings, finish reasons, timings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NO_PROGRESS = SilentProgress(0, 0)
 
 
 class _Pool:
-    """The mean of a prompt's hidden states, as far as they have come. Sums are kept in double precision."""
+    """The mean of the hidden states of a prompt's tokens computed so far. Sums are kept in double precision."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -50,7 +50,8 @@ class _Pool:
         self._total: NDArray[np.float64] | None = None
 
     def add(self, part: PooledPrompt) -> None:
-        """The next part, or the first: a request that was preempted goes on where it was, or begins again."""
+        """Add the next part, or start anew with the first: a preempted request continues where it was or begins again.
+        `RuntimeError` if tokens between the parts are missing."""
         new = np.frombuffer(part.total, dtype=np.float32).astype(np.float64)
         if self._total is None or part.start < self._next:
             self._total, self._num_tokens = new, part.num_tokens
@@ -61,7 +62,7 @@ class _Pool:
         self._next = part.start + part.num_tokens
 
     def mean(self) -> array[float] | None:
-        """None if the request has ended before anything was computed."""
+        """Return the mean, or None if the request ended before anything was computed."""
         if self._total is None:
             return None
         return array("f", (self._total / self._num_tokens).astype(np.float32).tobytes())
@@ -101,7 +102,8 @@ class _LiveRequest:
         return self._metrics.arrival_time_s
 
     def note_scheduled(self, new: NewRequest, now_s: float) -> bool:
-        """One of its sequences enters the batch; only the first time counts. Returns whether it was."""
+        """Note that one of the request's sequences enters the batch. Only the first time counts; returns whether this
+        was it."""
         if self._metrics.first_scheduled_s is not None:
             return False
         self._metrics = dataclasses.replace(self._metrics, first_scheduled_s=now_s)
@@ -109,38 +111,40 @@ class _LiveRequest:
         return True
 
     def note_prompt_told(self) -> None:
-        """What there is to say of its prompt is known."""
+        """Note that everything about the prompt has already been delivered."""
         self._has_told_prompt = True
 
     def note_changed(self, completion: Completion) -> None:
-        """The next delta has news of this completion."""
+        """Include this completion in the next delta."""
         self._changed[completion] = None
 
     def note_failure(self, why: str) -> None:
-        """One of its completions has failed."""
+        """Note that one of the request's completions has failed."""
         self.error = why
 
     def note_first_token(self, now_s: float) -> None:
-        """Its first token has come."""
+        """Note when the request's first token was sampled."""
         self._metrics = dataclasses.replace(self._metrics, first_token_s=now_s)
 
     def take_prompt_logprobs(self, found: PromptLogprobs, token_text: Callable[[int], str] | None) -> None:
-        """After a preemption, or from a second completion, known positions come again and are passed over."""
+        """Append new prompt logprobs. Positions that are known already, which a preemption or a second completion
+        repeats, are skipped."""
         assert self.prompt_logprobs is not None
         new = found.values[max(0, len(self.prompt_logprobs) - found.start) :]
         self.prompt_logprobs.extend(position_logprobs(record, token_text) for record in new)
 
     def take_pooled(self, part: PooledPrompt) -> None:
-        """More of the vector of its prompt."""
+        """Add a part of the prompt's hidden states to its pooled vector."""
         assert self._pool is not None
         self._pool.add(part)
 
     def news(self, now_s: float) -> RequestOutput:
-        """The output that the request's user has asked for."""
+        """The output in the form that the user asked for: a delta or the cumulative state."""
         return self._delta(now_s) if self.stream == "delta" else self._output(now_s)
 
     def _delta(self, now_s: float) -> RequestOutput:
-        """What is new since the last delta. By position: made for every streamed token."""
+        """What is new since the last delta. Arguments are passed by position, which is faster: this runs for every
+        streamed token."""
         finished = self.is_finished
         changed, self._changed = self._changed, {}
         prompt_logprobs = None if self._has_told_prompt else self.prompt_logprobs
@@ -158,7 +162,8 @@ class _LiveRequest:
         )
 
     def _output(self, now_s: float) -> RequestOutput:
-        """A record of the present state that later steps do not change. By position: made for every streamed token."""
+        """A record of the present state that later steps do not change. Arguments are passed by position, as in
+        `_delta`."""
         finished = self.is_finished
         outputs = [completion.output() for completion in self.completions]
         if len(outputs) > self.request.params.n:
@@ -176,7 +181,7 @@ class _LiveRequest:
         )
 
     def _present_metrics(self, finished_s: float | None) -> RequestMetrics:
-        """Made anew only when there is news, which most tokens do not bring."""
+        """The metrics. A new record is made only when something has changed, which is rare."""
         num_preemptions = 0
         for child in self.request.children:
             num_preemptions += child.num_preemptions
@@ -193,7 +198,7 @@ class EndedCompletion:
     num_tokens: int
     finish_reason: FinishReason
     age_s: float
-    """How long ago the request came."""
+    """The time since the request arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +207,7 @@ class ProcessedStep:
 
     outputs: list[RequestOutput]
     errors: dict[str, str]
-    """By id of the requests among `outputs` of which a completion has failed, now or before: why."""
+    """By request id: why a completion has failed, in this step or an earlier one. Only for requests in `outputs`."""
     progress: dict[str, SilentProgress]
     """By request id."""
 
@@ -217,8 +222,9 @@ class OutputProcessor:
         stop: Callable[[str], bool],
         on_end: Callable[[EndedCompletion], None] | None = None,
     ) -> None:
-        """`stop` ends a sequence in which a stop string was found, and says whether that is to be told now; otherwise
-        an update will. `on_end` is told of every completion that ends, aborted ones included."""
+        """`stop` ends a sequence in which a stop string was found. It returns whether the end is to be reported now;
+        otherwise a later update reports it. `on_end` is called for every completion that ends, aborted ones
+        included."""
         self._tokenizer = tokenizer
         self._stop = stop
         self._on_end = on_end
@@ -231,19 +237,20 @@ class OutputProcessor:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that still have a completion to end."""
+        """The number of requests with at least one unfinished completion."""
         return len(self._live)
 
     def add(self, request: PreparedRequest, *, stream: Streaming, now_s: float) -> None:
-        """Start to follow a request; `stream` says when it gives outputs, and of which kind."""
+        """Start to follow a request. `stream` says when it gives outputs and of which kind."""
         live = _LiveRequest(request, self._tokenizer, stream=stream, arrival_time_s=now_s)
         self._live[request.request_id] = live
         for child, completion in zip(request.children, live.completions, strict=True):
             self._owner[child.request_id] = (live, completion)
 
     def resume(self, request_id: str, delivered: Sequence[Delivered], *, now_s: float) -> RequestOutput | None:
-        """A request that was just added goes on from another engine, which has delivered this of its completions.
-        Returns the ends that are still to be delivered, if there are any."""
+        """Continue a request that was just added from where another engine left it. `delivered` is what that engine has
+        delivered of each completion. Returns an output with the completions that have ended but whose end was not
+        delivered, or None."""
         live = self._live[request_id]
         ended = []
         for completion, own, child in zip(live.completions, delivered, live.request.children, strict=True):
@@ -262,7 +269,7 @@ class OutputProcessor:
         return output
 
     def abort(self, request_id: str, *, now_s: float) -> tuple[RequestOutput, list[str]]:
-        """End a request. Returns its last output and its sequences that the scheduler still has."""
+        """End a request. Returns its last output and the ids of its sequences that the scheduler still has."""
         live = self._live[request_id]
         running = [completion for completion in live.completions if completion.finish_reason is None]
         for completion in running:
@@ -273,13 +280,14 @@ class OutputProcessor:
         return live.news(now_s), [completion.request_id for completion in running]
 
     def forget_all(self) -> None:
-        """Follow nothing any more, and tell nothing of it."""
+        """Stop following all requests, without any output."""
         self._live.clear()
         self._owner.clear()
 
     def note_launched(self, output: SchedulerOutput, *, now_s: float) -> list[str]:
-        """A step has been launched. To be called before any later result is taken in: its requests are alive, and
-        those that are not followed here are beams. Returns which requests have begun with it."""
+        """Note the requests of a launched step. It must be called before any later result is processed: until then all
+        its requests are live, and those not followed here are beams. Returns the ids of requests scheduled for the
+        first time."""
         begun = []
         for new in output.new_requests:
             if new.request_id in self._owner:
@@ -289,7 +297,7 @@ class OutputProcessor:
         return begun
 
     def process(self, updates: Sequence[RequestUpdate], *, now_s: float) -> ProcessedStep:
-        """Take in a step's result and say what changed for users."""
+        """Process a step's result and return what changed for users."""
         errors: dict[str, str] = {}
         changed: dict[_LiveRequest, None] = {}
         progress: dict[str, SilentProgress] = {}
@@ -328,7 +336,7 @@ class OutputProcessor:
         return ProcessedStep(outputs, errors, progress)
 
     def _take(self, completion: Completion, update: RequestUpdate) -> bool:
-        """As `Completion.take`; a sequence whose tokens cannot be made into text fails alone."""
+        """Call `Completion.take`. A sequence whose tokens cannot be turned into text fails alone."""
         try:
             return completion.take(update)
         except Exception:
@@ -355,7 +363,7 @@ class OutputProcessor:
 def _add_progress(
     progress: dict[str, SilentProgress], request_id: str, num_tokens_before: int, num_tokens: int
 ) -> None:
-    """One of the request's sequences had so many tokens, and has so many now."""
+    """Record that a sequence of this request has grown from `num_tokens_before` to `num_tokens` tokens."""
     known = progress.get(request_id, _NO_PROGRESS)
     is_start = num_tokens_before == 0 < num_tokens
     progress[request_id] = SilentProgress(
@@ -364,16 +372,16 @@ def _add_progress(
 
 
 def choose_best(completions: list[CompletionOutput], params: SamplingParams) -> list[CompletionOutput]:
-    """The `n` best, numbered anew from the best on; of equals, the one that came first. What is compared is the
-    log-probability per token, the end-of-sequence token included: the sum would favour short ones. Logprobs were needed
-    to find them and are shown only if they were asked for."""
+    """The `n` best completions, renumbered from the best; of equals, the one that came first wins. They are compared by
+    log-probability per token, the end-of-sequence token included, because the sum would favour short ones. The logprobs
+    needed for this are shown only if the user asked for them."""
     hidden: dict[str, Any] = {"logprobs": None, "cumulative_logprob": None} if params.logprobs is None else {}
     best = sorted(completions, key=_rank)[: params.n]
     return [dataclasses.replace(completion, index=index, **hidden) for index, completion in enumerate(best)]
 
 
 def _rank(completion: CompletionOutput) -> tuple[bool, float]:
-    """Smallest first. A failure comes before everything else, since it must not be hidden behind the others."""
+    """The sort key, smallest first. A failed completion comes before all others, so that it is never dropped."""
     assert completion.cumulative_logprob is not None
     num_tokens = len(completion.token_ids)
     per_token = completion.cumulative_logprob / num_tokens if num_tokens else -math.inf

@@ -12,15 +12,15 @@ from headway.errors import InvalidRequestError, did_you_mean
 from headway.tokenizer.tokenizer import IDS_PER_CHAR
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids (a list, or an array or tensor with one dimension), or either in a dict: see `PromptParts`."""
+"""Text, token ids (a list, or an array or tensor with one dimension), or a dict with either (see `PromptParts`)."""
 
 
 @dataclass(frozen=True)
 class PromptParts:
     """A prompt in the forms that vLLM's users know: `{"prompt": text}` or `{"prompt_token_ids": ids}`.
 
-    With both, the ids count and the text is what outputs show as the prompt. `{"cache_salt": ...}` may be added, in
-    place of the option. None means that something is not given.
+    If both are given, the ids are used and outputs show the text as the prompt. `{"cache_salt": ...}` may be added in
+    place of the option. None means that a part was not given.
     """
 
     text: str | None
@@ -29,7 +29,7 @@ class PromptParts:
 
     @classmethod
     def of(cls, prompt: Prompt) -> PromptParts:
-        """`InvalidRequestError` if it is no prompt, or one with images or embeddings."""
+        """Read a prompt in any form. Raises `InvalidRequestError` if it is no prompt, or has images or embeddings."""
         if isinstance(prompt, str):
             return cls(prompt, None)
         if not isinstance(prompt, Mapping):
@@ -54,7 +54,7 @@ _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many: a string, a dict, or token ids are one."""
+    """Return a list of prompts, given one prompt (a string, a dict or token ids) or many."""
     if isinstance(prompts, str | Mapping) or _is_array(prompts):
         return [cast(Prompt, prompts)]
     if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Iterable) or _is_scalar(prompts):
@@ -73,7 +73,7 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def options_each(
     count: int, options: RequestOptions | Sequence[RequestOptions] | None, named: Mapping[str, Any]
 ) -> list[RequestOptions]:
-    """The options of each request, where they are given once or one each, as records or by their names."""
+    """The options of each request. They may be given once or one per request, as records or by name."""
     for name in named:
         if name not in OPTION_NAMES:
             known = f" The options are: {', '.join(OPTION_NAMES)}."
@@ -91,13 +91,13 @@ def options_each(
 
 
 def take_options(keywords: dict[str, Any]) -> dict[str, Any]:
-    """Those of the keywords that are options, taken out of them."""
+    """Remove the request options from the keywords and return them."""
     return {name: keywords.pop(name) for name in OPTION_NAMES if name in keywords}
 
 
 def one_each(value: Any, count: int, name: str, kind: type) -> list[Any]:
-    """A value for all prompts, or one each, as a list. A dict is one value, of a kind that the check of values refuses,
-    and not a list of its keys."""
+    """Return a list with one value per prompt, given one for all or a sequence. A dict counts as one value, not as a
+    list of its keys; the check of values refuses it later."""
     if isinstance(value, (kind, Mapping)) or not hasattr(value, "__iter__"):
         return [value] * count
     values = list(value)
@@ -107,7 +107,7 @@ def one_each(value: Any, count: int, name: str, kind: type) -> list[Any]:
 
 
 def num_chars_of(prompt: Prompt) -> int:
-    """How long it takes to look at a prompt, in characters to tokenise."""
+    """The work of preparing a prompt, measured in characters to tokenise."""
     if isinstance(prompt, Mapping):
         prompt = prompt.get("prompt_token_ids") or prompt.get("prompt") or ""
     if isinstance(prompt, str):
@@ -116,7 +116,8 @@ def num_chars_of(prompt: Prompt) -> int:
 
 
 def as_token_ids(prompt: Any) -> tuple[int, ...]:
-    """Accept any sequence of whole numbers (list, tuple, array, tensor); nothing that merely looks like one."""
+    """Return token ids from any sequence of whole numbers (list, tuple, array, tensor). Raises `InvalidRequestError`
+    for anything else."""
     if _is_array(prompt):
         return _array_ids(prompt)
     if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
@@ -151,12 +152,13 @@ def _array_ids(array: Any) -> tuple[int, ...]:
 
 
 def _is_array(value: object) -> bool:
-    """A numpy array or a torch tensor of numbers, or what is like one, with dimensions."""
+    """Whether this is a numpy array or torch tensor of numbers, or a similar object, with at least one dimension."""
     if not hasattr(value, "tolist") or not hasattr(value, "dtype") or getattr(value, "ndim", 0) == 0:
         return False
     return getattr(value.dtype, "kind", "") not in ("O", "S", "U")  # an array of strings is a list of them
 
 
 def _is_scalar(value: object) -> bool:
-    """An element of an array, which may call itself iterable and have an index whatever it is."""
+    """Whether this is an element of an array. Such an object may claim to be iterable and to have an index, whatever it
+    holds."""
     return hasattr(value, "tolist") and getattr(value, "ndim", None) == 0

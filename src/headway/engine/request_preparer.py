@@ -1,11 +1,11 @@
-"""From what a user sends to a request that is known to be good: one set of checks, wherever the request comes in.
+"""Checks users' requests and prepares them for the scheduler: one set of checks for every entry point.
 
     LLM         text or ids ──► prepare ──────────────────────────────────────────────────────► scheduler
     AsyncLLM    text or ids ──► prepare ─────────────────────────┐
     HTTP        body ──► its bounds ──► the checks one by one ───┴──► engine process: prepare ──► scheduler
 
-What takes a time that grows with a text (tokens, spelling, a grammar) is done where the request comes in: in the
-caller's thread, or beside an event loop. The engine process finds it done.
+Work that grows with the length of a text (tokenising, spelling bad words, parsing a grammar) is done where the request
+comes in: in the caller's thread, or in a thread beside the event loop. The engine process does not repeat it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from headway.tokenizer import Tokenizer, spell_bad_words
 
 GRAMMARS_KEPT = 8
 SPELLINGS_KEPT = 8
-"""Lists of bad words whose tokens are remembered: all prompts of a call have the same, and they are spelt once."""
+"""How many lists of bad words are remembered with their tokens, so that the prompts of a call share one result."""
 
 
 def core_id(request_id: str, index: int | None = None) -> str:
-    """What the scheduler knows a request by, or its completion or beam of this number.
+    """The scheduler's id of a request, or of its completion or beam with this index.
 
-    "#" divides the two. A "#" of the caller's own is doubled, so that no request has the id of another one's part.
+    "#" separates the two. A "#" in the caller's id is doubled, so that no request's id equals that of another one's
+    part.
     """
     escaped = request_id.replace("#", "##") if "#" in request_id else request_id
     return escaped if index is None else f"{escaped}#{index}"
@@ -42,21 +43,21 @@ def core_id(request_id: str, index: int | None = None) -> str:
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """A request that is known to be good."""
+    """A request that has passed all checks."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     stop_token_ids: frozenset[int]
-    """Those of the model among them."""
+    """Stop token ids, including the model's own."""
     options: RequestOptions
-    """What it asks of the scheduler and the cache."""
+    """Options for the scheduler and the cache."""
 
     @functools.cached_property
     def children(self) -> tuple[Request, ...]:
-        """A sequence of its own for each completion that is made. For a beam search there is one, which is not run
-        itself: it says how long a beam may get, and what all have in common."""
+        """One scheduler request per completion. For a beam search there is a single one, which is not run: it is the
+        template for the beams' limits and options."""
         num_children = 1 if self.params.use_beam_search else self.params.num_choices
         return tuple(
             self._child(core_id(self.request_id, None if num_children == 1 else index), self.params.for_choice(index))
@@ -81,7 +82,7 @@ class PreparedRequest:
 
     @property
     def view(self) -> PromptView:
-        """What a predictor of its answer's length may look at."""
+        """The view of this request for a predictor of answer lengths."""
         return PromptView(
             self.prompt_token_ids,
             max_tokens=self.params.max_tokens,
@@ -93,7 +94,7 @@ class PreparedRequest:
 
 
 class RequestPreparer:
-    """Checks requests for one model. Knows nothing of those before, but for how their bad words are spelt."""
+    """Checks requests for one model. It keeps no state between requests except caches of grammars and bad words."""
 
     def __init__(self, *, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int) -> None:
         self.tokenizer = tokenizer
@@ -109,7 +110,7 @@ class RequestPreparer:
         params: SamplingParams,
         options: RequestOptions = DEFAULT_OPTIONS,
     ) -> PreparedRequest:
-        """Check everything about a request; `InvalidRequestError` says what is wrong with it."""
+        """Check a request completely. Raises `InvalidRequestError` that says what is wrong with it."""
         if not isinstance(request_id, str) or not request_id:
             raise InvalidRequestError(f"request_id must be a non-empty string, not {request_id!r}.", param="request_id")
         if not isinstance(params, SamplingParams):
@@ -127,7 +128,7 @@ class RequestPreparer:
         return PreparedRequest(request_id, parts.text, prompt_token_ids, params, self._stop_token_ids(params), options)
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer; an error if it has none."""
+        """The model's tokenizer. Raises `InvalidRequestError` if it has none."""
         if self.tokenizer is None:
             raise InvalidRequestError("This model has no tokenizer; a prompt must be a list of token ids.")
         return self.tokenizer
@@ -139,13 +140,14 @@ class RequestPreparer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **template_options: Any,
     ) -> list[int]:
-        """What the model's chat template makes of a conversation. `tools` are in OpenAI's shape."""
+        """The prompt that the model's chat template makes from a conversation. `tools` are in OpenAI's format."""
         tokenizer = self.get_tokenizer()
         text = chat_text(tokenizer, messages, tools=tools_from(tools or ()), **template_options)
         return tokenizer.encode(text, add_special_tokens=False)  # the template writes the special tokens itself
 
     def check_prompt(self, token_ids: Sequence[int], *, param: str = "prompt") -> None:
-        """Raise for token ids that cannot be a prompt of this model; `param` is the field that they came from."""
+        """Raise `InvalidRequestError` for token ids that cannot be a prompt of this model. `param` is the field that
+        they came from."""
         num_tokens = len(token_ids)
         if num_tokens >= self.max_model_len:
             raise RequestTooLargeError.for_context(
@@ -157,7 +159,7 @@ class RequestPreparer:
         self.check_ids(token_ids, param=param)
 
     def check_ids(self, token_ids: Sequence[int], *, param: str) -> None:
-        """Raise unless there is a token, and all are of the vocabulary."""
+        """Raise `InvalidRequestError` unless there is at least one token and all are in the vocabulary."""
         if not token_ids:
             raise InvalidRequestError(f"'{param}' is empty.", param=param)
         low, high = min(token_ids), max(token_ids)
@@ -169,14 +171,14 @@ class RequestPreparer:
             )
 
     def check_params(self, params: SamplingParams) -> None:
-        """Raise for parameters that do not go with this model, whatever the prompt."""
+        """Raise `InvalidRequestError` for parameters that this model does not support, whatever the prompt."""
         params.validate_for_vocabulary(self.vocab_size)
         if self.tokenizer is None and (params.stop_strings or params.bad_words):
             name = "stop" if params.stop_strings else "bad_words"
             raise InvalidRequestError(f"{name} needs a tokenizer, and this model has none.", param=name)
 
     def spell(self, params: SamplingParams) -> SamplingParams:
-        """The same parameters with the token sequences of their bad words."""
+        """Return the parameters with the token sequences of their bad words."""
         if not params.bad_words or params.bad_word_token_ids is not None:
             return params
         params = params.with_bad_word_token_ids(self._spell(tuple(params.bad_words)))
@@ -193,7 +195,8 @@ class RequestPreparer:
         return tuple(self.tokenizer.encode(prompt.text))
 
     def _resolve(self, params: SamplingParams, *, room: int) -> SamplingParams:
-        """Settle what depends on the model: the room left for output, how bad words are spelt, the grammar."""
+        """Resolve the parameters that depend on the model: the room left for output, the tokens of bad words, the
+        grammar."""
         self.check_params(params)
         if params.use_beam_search:
             self._check_width(params)
@@ -206,7 +209,8 @@ class RequestPreparer:
         return spell_bad_words(words, self.get_tokenizer())
 
     def _check_width(self, params: SamplingParams) -> None:
-        """Each beam is asked for as many logprobs as there are beams and tokens that end one."""
+        """Refuse a beam search that is too wide: each beam needs as many logprobs as there are beams and stop
+        tokens."""
         num_stops = len(self._stop_token_ids(params))
         if params.num_choices + num_stops > MAX_LOGPROBS:
             raise InvalidRequestError(

@@ -1,6 +1,6 @@
-"""What one step brought (`EngineStep`), and what it did (`StepReport`: demo, live page, benchmarks, logs).
+"""Records of one step: its outputs (`EngineStep`), and what it did (`StepReport`, for the console, benchmarks, logs).
 
-Few steps are watched, so a report only keeps what is gone later; its rows are made when they are asked for.
+Few steps are watched, so a report only keeps what cannot be recovered later. Its rows are computed on demand.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ class StepRow(NamedTuple):
     """Tokens it had in the cache before the step."""
     num_prompt_tokens: int
     num_output_tokens: int
-    """Tokens it had generated before the step; one that the step before was still sampling is counted."""
+    """Tokens it had generated before the step, including one that the previous step was still sampling."""
     num_blocks: int
     """KV blocks it holds during the step."""
     num_cached_tokens: int = 0
-    """If it entered the batch with this step: how many of its tokens were in the cache by then."""
+    """If it entered the batch with this step, the number of its tokens found in the cache; otherwise 0."""
     num_drafts: int = 0
-    """Of the tokens computed, those that were guessed."""
+    """Draft tokens among the tokens computed."""
     num_accepted: int = 0
-    """Of these, right ones that the request took."""
+    """Draft tokens that were accepted."""
 
     @property
     def is_decode(self) -> bool:
-        """One token, fed back from the step before, and guesses of those after it; anything else is a chunk of tokens
-        that are already known."""
+        """Whether this is a decode: the token sampled before, with any draft tokens. Anything else is a chunk of known
+        tokens."""
         return self.num_tokens == 1 + self.num_drafts and self.num_computed_tokens >= self.num_prompt_tokens
 
 
@@ -49,15 +49,14 @@ class StepReport:
     snapshot: BatchSnapshot
     updates: Sequence[RequestUpdate]
     duration_s: float
-    """From the result before this one, or from the step's own start if that came later, to its result: the device's
-    time for the step, also when steps overlap."""
+    """The device's time for the step, also when steps overlap: from the previous result, or from the step's own start
+    if that was later, to its result."""
     schedule_s: float
-    """How long the host planned steps since the report before; where steps overlap, these were later ones."""
+    """The host's planning time since the previous report. Where steps overlap, it went into later steps."""
     num_blocks: int
     block_size: int
     error: str | None = None
-    """Why the step as a whole failed, and with it every request in it. What befell one of its requests is in that one's
-    update."""
+    """Why the step as a whole failed, and every request in it. The error of a single request is in its update."""
 
     @property
     def step_id(self) -> int:
@@ -89,7 +88,7 @@ class StepReport:
 
     @property
     def num_running(self) -> int:
-        """Requests in the batch, whether or not the step had a share for them."""
+        """Requests in the batch, whether or not the step computed tokens for them."""
         return self.snapshot.num_running
 
     @property
@@ -99,7 +98,7 @@ class StepReport:
 
     @property
     def num_used_blocks(self) -> int:
-        """KV blocks that a request held."""
+        """KV blocks held by requests."""
         return self.snapshot.num_used_blocks
 
     @property
@@ -119,25 +118,25 @@ class StepReport:
 
     @property
     def preempted(self) -> tuple[str, ...]:
-        """Requests that had to leave the batch for this step."""
+        """Ids of requests preempted for this step."""
         return self.snapshot.output.preempted_request_ids
 
     @cached_property
     def finished(self) -> tuple[str, ...]:
-        """Requests that this step's tokens ended."""
+        """Ids of requests that ended with this step."""
         return tuple(update.request_id for update in self.updates if update.finish_status is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStep:
-    """What one call of `LLMEngine.step()` brought."""
+    """The result of one call of `LLMEngine.step()`."""
 
     outputs: list[RequestOutput]
-    """Of requests that changed; unless they are deltas, text and token ids are cumulative."""
+    """The outputs of requests that changed. Text and token ids are cumulative unless the output is a delta."""
     errors: dict[str, str]
-    """By id of the requests among `outputs` of which a completion has failed, now or before: why."""
+    """By request id: why a completion has failed, in this step or an earlier one. Only for requests in `outputs`."""
     progress: dict[str, SilentProgress]
-    """By id, of requests that give no output before their end."""
+    """By request id, for requests that give no output before their end."""
     begun: list[str]
     """Requests that were launched for the first time."""
     report: StepReport

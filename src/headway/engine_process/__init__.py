@@ -1,1 +1,1 @@
-"""The engine as a process of its own: `python -m headway.engine_process.main`, started by the front end."""
+"""The engine as a separate process: `python -m headway.engine_process.main`, started by the front end."""

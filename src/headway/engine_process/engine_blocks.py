@@ -1,4 +1,4 @@
-"""The KV blocks of an engine, as other engine processes may have them."""
+"""The KV blocks of an engine, as they are served to other engine processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class EngineBlocks:
-    """The blocks that an engine keeps by their digests: those of its prefix cache, and those in host memory."""
+    """Finds an engine's blocks by digest, in its prefix cache and in host memory."""
 
     def __init__(self, kv_cache: KVCacheManager, memory: HostBlocks) -> None:
         self._kv_cache = kv_cache
@@ -26,7 +26,8 @@ class EngineBlocks:
         return self._memory.slot_bytes
 
     def find(self, digest: bytes) -> BlockAt | None:
-        """A block is in the cache once its step has come back, and nothing writes to it while it is."""
+        """Where a block is, if the engine has it. A block is in the cache only after its step has finished, and nothing
+        writes to it there."""
         cache, tiers = self._kv_cache.prefix_cache, self._kv_cache.tiers
         if cache is not None and (found := cache.find([digest])):
             return BlockAt(False, found[0].block_id)
@@ -34,7 +35,7 @@ class EngineBlocks:
         return None if slot is None else BlockAt(True, slot)
 
     def copy_out(self, blocks: Sequence[BlockAt], pieces: Tensor, places: Sequence[int]) -> Callable[[], None]:
-        """Copies are queued behind the steps that were launched, and before those that come."""
+        """Queue copies after the launched steps and before later ones."""
         found = list(zip(blocks, places, strict=True))
         return self._memory.copy_out(
             [(at.number, place) for at, place in found if not at.is_on_host],

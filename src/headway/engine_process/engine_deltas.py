@@ -1,4 +1,4 @@
-"""From the outputs of an engine to the deltas that its front end is sent."""
+"""Turns an engine's outputs into the deltas that are sent to its front end."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NO_ERRORS: Mapping[str, str] = {}
 def add_deltas(
     deltas: list[Delta], output: RequestOutput, errors: Mapping[str, str] = NO_ERRORS, *, is_silent: bool
 ) -> None:
-    """Append a delta for each completion that has news; the last of a request that has ended says so. Why a request
-    failed may be told if that is its own affair, among `errors`; what is wrong with a whole step is for the log.
-    `is_silent`: its completions were compared with each other."""
+    """Append a delta for each completion that changed; the last delta of an ended request is marked. `errors` has the
+    failures that may be shown to the client; the failure of a whole step goes to the log only. `is_silent`: the request
+    gave no output before its end, because its completions were compared with each other."""
     request_id = output.request_id
     if not output.outputs:
         deltas.append(failure(request_id, NOTHING_FOUND, status=400, param="stop_token_ids"))
@@ -49,7 +49,7 @@ def add_deltas(
 
 
 def failure(request_id: str, message: str, *, status: int, param: str | None = None) -> Delta:
-    """The only delta of a request that is refused, or its last one."""
+    """The last delta of a request that failed, or the only one of a refused request."""
     return Delta(
         request_id,
         finish_reason="error",
@@ -66,8 +66,8 @@ def _position(found: LogprobsOfOnePosition) -> PositionLogprobs:
 
 
 def _timings(metrics: RequestMetrics | None, num_cached_tokens: int) -> RequestTimings:
-    """A request that failed early has not been through all of it; what it did not reach took no time. Nor did the
-    prefill of one that goes on: it had its first token before its first step here."""
+    """The durations of a request's phases. A phase that it did not reach took no time. The same holds for the prefill
+    of a request that continues from another engine, as it had its first token before its first step here."""
     assert metrics is not None and metrics.finished_s is not None
     scheduled_s = metrics.finished_s if metrics.first_scheduled_s is None else metrics.first_scheduled_s
     first_token_s = metrics.finished_s if metrics.first_token_s is None else metrics.first_token_s

@@ -1,9 +1,9 @@
-"""The engine process's end of the driver: a front end's messages in, deltas and numbers out.
+"""Connects the driver to a front end in the engine process: messages in, deltas and statistics out.
 
     message ──► grammar compiled, if there is one ──► line of the driver ──► engine ──► deltas, numbers, snapshots
 
-What belongs to a request fails with that request alone. What belongs to none ends the process: the front end starts
-another, in which requests go on.
+An error of a request fails that request alone. Any other error ends the process; the front end then starts another one,
+in which the requests continue.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NO_PARAMS = "the request has the parameters of one before it that could not be r
 
 
 class Channel(Protocol):
-    """What the loop needs of `EngineChannel`."""
+    """The part of `EngineChannel` that the loop uses."""
 
     def receive(self, *, timeout_s: float) -> list[ToEngine | UnreadableRequest]: ...
 
@@ -59,7 +59,7 @@ class Channel(Protocol):
 
 
 class EngineLoop:
-    """The channel of a driver to one front end."""
+    """The driver's channel to the front end."""
 
     wants_steps = True
 
@@ -73,7 +73,7 @@ class EngineLoop:
         blocks: BlockServer | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`blocks`: hands out this engine's KV blocks between two steps."""
+        """`blocks`: the server that hands out this engine's KV blocks between two steps."""
         self.is_over = False
         self._engine = engine
         self._driver = EngineDriver(engine, self, is_replaceable=True, now=now)
@@ -103,23 +103,23 @@ class EngineLoop:
 
     @property
     def turn_s(self) -> float:
-        """For how long it has been in its present turn; 0 while it waits for messages. May be asked by any thread."""
+        """The time since its present turn began; 0 while it waits for messages. Safe to call from any thread."""
         started_s = self._turn_started_s
         return 0.0 if started_s is None else self._now() - started_s
 
     def run(self) -> None:
-        """Until a shutdown has been asked for and done. Raises `ChannelClosedError` if the front end goes away, and
-        whatever the engine cannot recover from."""
+        """Serve until a requested shutdown is complete. Raises `ChannelClosedError` if the front end goes away, and any
+        error that the engine cannot recover from."""
         self._driver.run()
 
     def drain(self, drain_s: float) -> None:
-        """Refuse new requests and end within that time. May be called again, also from a signal handler."""
+        """Refuse new requests and end within `drain_s`. May be called again, also from a signal handler."""
         self._drain_until_s = self._now() + drain_s
 
     # ---- what the driver asks for ---------------------------------------------------------------------------------
 
     def receive(self, *, is_idle: bool, timeout_s: float) -> None:
-        """See `driver.Channel`. An idle engine sleeps here, after everything has been said."""
+        """See `driver.Channel`. An idle engine sleeps here, after it has sent everything."""
         has_news = is_idle and self._say_the_rest()
         if has_news or self._has_blocks_to_serve or self._drain_until_s is not None:
             timeout_s = 0.0
@@ -168,7 +168,7 @@ class EngineLoop:
             self._channel.send(self._snapshots.snapshot(step.report))
 
     def lose_all(self, error: BaseException) -> None:
-        """See `driver.Channel`: the process ends."""
+        """See `driver.Channel`. The error is raised and ends the process."""
         raise error
 
     # ---- requests -------------------------------------------------------------------------------------------------
@@ -192,7 +192,8 @@ class EngineLoop:
             self.drain(message.drain_s)
 
     def _take_request(self, request: AddRequest) -> None:
-        """With parameters of its own, into the line; where a grammar has to be compiled first, when that is done."""
+        """Put a request into the driver's line, with its parameters filled in. If it has a grammar, that is compiled
+        first."""
         if self._blocks is not None:
             self._blocks.note_request(request.request_id)
         if request.params is None:
@@ -214,7 +215,8 @@ class EngineLoop:
         self._driver.queue(Newcomer(request.request_id, partial(self._enter, request)))
 
     def _enter(self, request: AddRequest) -> None:
-        """Queue a request in the engine, or say why not. Nothing that is wrong with one request may hurt another."""
+        """Queue a request in the engine, or refuse it with the reason. An error of one request must not affect
+        another."""
         params = request.params
         assert params is not None
         stream: Streaming = "delta" if params.can_stream else False
@@ -246,7 +248,7 @@ class EngineLoop:
             self._refused.append(failure(request_id, REQUEST_FAILED, status=500))
 
     def _abort(self, request_ids: list[str]) -> None:
-        """Requests in line leave it without having been prepared."""
+        """Abort requests. Those in line are removed without having been prepared."""
         aborted = frozenset(request_ids)
         self._driver.leave_line(aborted)
         self._grammars.drop(aborted)
@@ -265,7 +267,7 @@ class EngineLoop:
     # ---- beside requests ------------------------------------------------------------------------------------------
 
     def _say_the_rest(self) -> bool:
-        """The engine has come to rest. Returns whether there may be more to say."""
+        """Send what is left when the engine becomes idle. Returns whether there may be more to send."""
         if self._blocks is not None:
             self._serve_blocks(self._blocks)  # of the last step, before it sleeps
         if self._stats_are_stale:
@@ -275,7 +277,7 @@ class EngineLoop:
         return self._tell_cache()
 
     def _check_itself(self) -> None:
-        """There has been nothing to do for a while."""
+        """Prepare for grammars and check the engine's invariants, while there is nothing else to do."""
         self._grammars.prepare()
         if not self._has_checked:
             self._has_checked = True
@@ -290,7 +292,7 @@ class EngineLoop:
         self._stats_are_stale |= blocks.stats.num_sent_blocks > num_before
 
     def _tell_cache(self) -> bool:
-        """Report what has changed in the prefix cache, some of it at a time. Returns whether there was anything."""
+        """Send one report of changes in the prefix cache, of limited size. Returns whether there were any."""
         report = None if self._cache is None else self._cache.report()
         if report is not None:
             self._channel.send(
@@ -318,7 +320,7 @@ class EngineLoop:
         return [*self._driver.waiting_ids, *self._grammars.request_ids]
 
     def _refuse_rest(self) -> None:
-        """End what was not done in time."""
+        """End the requests that did not finish in time."""
         unfinished = sorted({*self._live, *self._waiting_ids})
         self._abort(unfinished)
         self._send_step([failure(request_id, SHUTTING_DOWN, status=503) for request_id in unfinished])

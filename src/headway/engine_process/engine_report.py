@@ -1,10 +1,10 @@
-"""What an engine tells of itself beside its answers: numbers after every step, and for viewers a step in full.
+"""What an engine reports besides outputs: statistics after every step and, for viewers, full snapshots of steps.
 
     EngineCounters   the engine's numbers (`EngineStats`), kept up to date step by step
     SnapshotMaker    which requests computed what, which wait, and which own each block
 
-A beam is another request at each position, and shown as one that goes on: the n-th beam of a search has one name, the
-search's prompt, and as output what the search has found.
+A beam is a new request at each position, but it is displayed as one continuing request: the n-th beam of a search has a
+fixed name, the search's prompt, and the tokens found by the search as its output.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ from headway.wire.messages import (
 
 NUM_WAITING_SHOWN = 8
 BLOCK_MAP_INTERVAL_S = 0.1
-"""A map costs a time that grows with the number of blocks, and viewers see no more than ten a second."""
+"""The shortest time between two block maps. The cost of a map grows with the number of blocks, and viewers see no more
+than ten a second."""
 
 # ---- numbers --------------------------------------------------------------------------------------------------------
 
 
 class EngineCounters:
-    """Counts what steps do. It adds to numbers in a step's time, not in a request's.
+    """Counts what steps do. It works once per step and not once per request.
 
     To the scheduler each beam of a search is a new request at each position, which finds nearly all of its tokens in
-    the prefix cache. Here a search is a request that runs until it ends, and whose prompt is looked up once.
+    the prefix cache. Here a search counts as one request that runs until it ends, and its prompt is looked up once.
     """
 
     def __init__(
@@ -52,8 +53,8 @@ class EngineCounters:
         counted: EngineStats | None = None,
         transfers: TransferStats | None = None,
     ) -> None:
-        """`counted`: numbers of an engine before this one, whose counters go on; `transfers`: counted by the server of
-        blocks, if there is one."""
+        """`counted`: statistics of the engine that this one replaces; its counters continue here. `transfers`: the
+        record that the block server counts in, if there is one."""
         self._scheduler = scheduler
         self._beams = beams
         self._recomputed = RecomputedTokens()
@@ -62,7 +63,7 @@ class EngineCounters:
             self._stats.go_on_from(counted)
 
     def take(self, report: StepReport, *, num_new_tokens: int) -> None:
-        """A step's result has come."""
+        """Count a step whose result has arrived."""
         step, batch, plan = self._stats.step, self._stats.batch, report.snapshot.output
         step.duration_s = report.duration_s
         step.schedule_s = report.schedule_s
@@ -78,7 +79,8 @@ class EngineCounters:
         )
 
     def stats(self) -> EngineStats:
-        """The counters, and the present state of queue, batch and blocks. To be sent before the next step is taken."""
+        """The counters, and the present state of queue, batch and blocks. The record must be sent before the next
+        `take`."""
         stats, scheduler, num_seated = self._stats, self._scheduler, self._num_seated_beams()
         batch, blocks, kv_cache = stats.batch, stats.blocks, scheduler.kv_cache
         batch.num_running = len(scheduler.live.running) + num_seated
@@ -100,14 +102,15 @@ class EngineCounters:
         return stats
 
     def _num_seated_beams(self) -> int:
-        """Beams that go on are in the queue between two steps, and in the batch while there is room for them."""
+        """The number of queued beams that count as running. Between two steps continuing beams are in the queue, but
+        the next step admits as many as there are free seats."""
         if not self._beams:
             return 0
         num_free_seats = self._scheduler.config.max_num_seqs - len(self._scheduler.live.running)
         return min(self._beams.num_between_steps, max(0, num_free_seats))
 
     def _count_prompts(self, report: StepReport) -> None:
-        """Of requests that enter the batch for the first time."""
+        """Count the prompts of requests that enter the batch for the first time."""
         plan = report.snapshot.output
         just_left = frozenset(plan.preempted_request_ids)
         going_on = frozenset(request.request_id for request in report.snapshot.requests if request.is_fork)
@@ -120,7 +123,7 @@ class EngineCounters:
 
 
 def _stats_of_owners(scheduler: Scheduler, transfers: TransferStats | None) -> EngineStats:
-    """The records that the scheduler's parts count in themselves, so that nothing need be copied."""
+    """Statistics made of the very records that the scheduler's parts count in, so that nothing need be copied."""
     stats, kv_cache = EngineStats(), scheduler.kv_cache
     if kv_cache.prefix_cache is not None:
         stats.prefix_cache = kv_cache.prefix_cache.stats
@@ -134,7 +137,8 @@ def _stats_of_owners(scheduler: Scheduler, transfers: TransferStats | None) -> E
 
 
 def kind_of(plan: SchedulerOutput) -> StepKind:
-    """A request with a single token counts as one that generates; the last token of a prompt costs the same."""
+    """The kind of a step. A request with a single token counts as a decode, since a prompt's last token costs the
+    same."""
     num_decodes = sum(share.num_tokens == 1 + len(share.drafts) for share in plan.scheduled)
     if num_decodes == len(plan.scheduled):
         return "decode"
@@ -142,8 +146,8 @@ def kind_of(plan: SchedulerOutput) -> StepKind:
 
 
 class RecomputedTokens:
-    """Counts tokens that are computed a second time, because their request was preempted in between. It follows
-    requests amid their prompts, and those that were preempted until they are where they were.
+    """Counts tokens that are computed again because their request was preempted. It follows requests in the middle of
+    their prompts, and preempted ones until they have caught up.
 
         computed before it was preempted     ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
         found in the cache when it is back   ■ ■ ■ ■
@@ -160,8 +164,8 @@ class RecomputedTokens:
         return request_id in self._left
 
     def take(self, plan: SchedulerOutput, live: Container[str], *, is_decode: bool) -> int:
-        """How many tokens a step computes again; to be asked in the order of the steps. `live`: ids of the requests
-        that have not ended; `is_decode`: the step has no chunks of prompts."""
+        """Return how many tokens a step computes again. Must be called in the order of the steps. `live`: ids of the
+        requests that have not ended; `is_decode`: the step has no prefill chunks."""
         for request_id in plan.preempted_request_ids:
             before = self._amid_prompt.pop(request_id, 0)
             self._left[request_id] = max(before, self._catching_up.pop(request_id, 0))
@@ -179,7 +183,8 @@ class RecomputedTokens:
         return num_tokens
 
     def _note_return(self, new: NewRequest) -> None:
-        """A request that has generated something had all of its tokens computed but the last."""
+        """Follow a preempted request that is back. If it has output, all of its tokens but the last had been
+        computed."""
         before = self._left.pop(new.request_id, None)
         if before is not None:
             has_output = bool(new.output_token_ids)
@@ -209,7 +214,7 @@ class RecomputedTokens:
 
 
 class SnapshotMaker:
-    """Remembers when it last drew the map of the blocks, and whether it still holds."""
+    """Makes snapshots of steps. It remembers when it last made a block map, and whether that is still valid."""
 
     def __init__(self, scheduler: Scheduler, beams: BeamRequests, *, now: Callable[[], float] = time.monotonic) -> None:
         self._scheduler = scheduler
@@ -217,14 +222,14 @@ class SnapshotMaker:
         self._now = now
         self._map_due_s = float("-inf")
         self.is_map_stale = True
-        """Whether blocks may have changed hands since the last map."""
+        """Whether blocks may have changed owners since the last map."""
 
     def note_blocks_changed(self) -> None:
-        """Blocks have changed hands without a step."""
+        """Note that blocks have changed owners without a step."""
         self.is_map_stale = True
 
     def snapshot(self, report: StepReport) -> StepSnapshot:
-        """Rows and counts are of the step; queue and blocks are as they are now, after it."""
+        """A snapshot of a step. Rows and counts are the step's; queue and blocks are as they are now, after it."""
         return StepSnapshot(
             step_id=report.step_id,
             step_s=report.duration_s,
@@ -242,7 +247,7 @@ class SnapshotMaker:
         )
 
     def blocks(self) -> BlockSnapshot:
-        """The blocks alone, as they are now."""
+        """A snapshot of the blocks only, as they are now."""
         return BlockSnapshot(self._map())
 
     def _waiting(self) -> list[WaitingRow]:
@@ -256,7 +261,7 @@ class SnapshotMaker:
         ]
 
     def _finished(self, report: StepReport) -> list[str]:
-        """Without the beams that another one takes the place of."""
+        """Names of the requests that ended, without beams that continue as other requests."""
         if not report.finished:
             return []
         names = {request.request_id: request.shown_as for request in report.snapshot.requests}
@@ -264,7 +269,7 @@ class SnapshotMaker:
         return [name for name in finished if name not in going_on]
 
     def _names(self, request_ids: Iterable[str]) -> list[str]:
-        """What live requests are called; of others, their ids."""
+        """The displayed names of live requests, and the ids of others."""
         live = self._scheduler.requests
         return [live[request_id].shown_as if request_id in live else request_id for request_id in request_ids]
 
@@ -301,7 +306,7 @@ def _row(row: StepRow, request: Request) -> SnapshotRow:
 
 
 def block_map(kv_cache: KVCacheManager) -> BlockMap:
-    """Whose each block is: one request's, several requests', the prefix cache's, or free."""
+    """The owner of each block: a request, several requests, the prefix cache, or none."""
     owners = list(kv_cache.holdings)
     owner_of: list[int | None] = [None] * kv_cache.num_blocks
     for block in kv_cache.prefix_cache or ():

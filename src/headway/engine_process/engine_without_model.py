@@ -1,8 +1,8 @@
 """An engine with everything but a model, as a factory for `engine_process`: for tests, and to measure the server alone.
 
-Scheduler, blocks, stop rules, tokenizer and detokenizer are real. The n-th token of every sequence, if it is not of the
-prompt, is the n-th token of one fixed text that repeats for ever; end-of-sequence never comes by itself.
-Log-probabilities, which only a model has, are refused, and so is what compares sequences by them.
+Scheduler, blocks, stop rules, tokenizer and detokenizer are real. The n-th token of every sequence, after the prompt,
+is the n-th token of one fixed text that repeats for ever. It never contains end-of-sequence. Log-probabilities, which
+only a model has, are refused, and so are parameters that compare sequences by them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEFAULT_NUM_BLOCKS = 4096
 
 
 def create_engine(options: dict[str, Any]) -> LLMEngine:
-    """Options are those of `EngineConfig`, and `step_s`: the time that a step takes, 0 by default."""
+    """Build the engine. The options are those of `EngineConfig` and `step_s`, the duration of a step, 0 by default."""
     step_s = float(options.pop("step_s", 0.0))
     config = EngineConfig.from_options(**options).resolve("cpu")
     if config.cache.disk_cache:

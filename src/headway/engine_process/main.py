@@ -1,13 +1,14 @@
 """The engine's own process: `python -m headway.engine_process.main --fd N`, started by the front end.
 
-It inherits one end of a socket pair. The first message says which engine to build; then `EngineLoop` runs it until it
-is told to stop, or the front end is gone. Exit status: 0 as asked, 1 the engine failed, 2 the front end sent something
-that is no message.
+It inherits one end of a socket pair. The first message says which engine to build. `EngineLoop` then runs it until the
+front end asks it to stop or is gone. Exit status: 0 after a normal end, 1 if the engine failed, 2 if the front end sent
+something that is not a message.
 
-With `--listen-fd M`, a listening socket, front ends of other machines share the engine (`SharedChannel`), if they know
-the secret in the environment variable HEADWAY_SECRET; who started the process only sends the first message.
+With `--listen-fd M`, a listening socket, front ends on other machines share the engine (`SharedChannel`) if they know
+the secret in the environment variable HEADWAY_SECRET. The process that started this one then only sends the first
+message.
 
-`--factory module:function` brings another engine: the function is called with the options and returns an `LLMEngine`.
+`--factory module:function` names another engine factory, a function from the options to an `LLMEngine`.
 """
 
 from __future__ import annotations
@@ -49,22 +50,22 @@ DEFAULT_FACTORY = "headway.engine_process.main:create_engine"
 FLUSH_S = 5.0
 START_MESSAGE_S = 60.0
 SIGTERM_DRAIN_S = 15.0
-"""When the signal comes from outside; the front end sends a message with its own limit."""
+"""The drain time after a SIGTERM from outside. The front end sends a message with a limit instead."""
 ORPHAN_S = 10.0
-"""How long a step, or the loading of a model, may go on when the front end is gone."""
+"""How long a step, or the loading of a model, may continue after the front end is gone."""
 
 YOUNG_OBJECTS = 50_000
-"""New containers that the garbage collector waits for. A step makes some thousand, nearly all of which die by
-themselves."""
+"""The number of new container objects that triggers a garbage collection. A step makes some thousands, nearly all of
+which are freed by reference counting."""
 
 EXIT_FAILED = 1
 EXIT_BROKEN_FRAME = 2
 
 
 class Pulse:
-    """A thread that tells the front end that this process lives, and for how long its loop has been in one turn.
+    """A thread that sends heartbeats to the front end, which say how long the loop has been in its present turn.
 
-    A process that hangs as a whole (stopped, swapped out, in the kernel) sends nothing; one with a long step says so.
+    A process that hangs as a whole (stopped, swapped out, in the kernel) sends none. One with a long step reports it.
     """
 
     def __init__(self, channel: EngineChannel, *, interval_s: float) -> None:
@@ -75,23 +76,23 @@ class Pulse:
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
 
     def follow(self, loop: EngineLoop) -> None:
-        """Tell from now on how long its turns take. Before there is a loop, they take no time."""
+        """Report the turns of this loop from now on. Without a loop, heartbeats report 0."""
         self._loop = loop
 
     def tell(self, channel: SharedChannel) -> None:
-        """And these front ends, from now on."""
+        """Send heartbeats to the front ends of this channel from now on."""
         self._channel = channel
 
     def hurry(self, interval_s: float) -> None:
-        """Somebody wants to know more often."""
+        """Send heartbeats at least this often, as a front end wants it."""
         self._interval_s = min(self._interval_s, interval_s)
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Start to send heartbeats."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Send nothing more. To be called before the channel is closed."""
+        """Stop sending. Must be called before the channel is closed."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join(FLUSH_S)
@@ -130,7 +131,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def create_engine(options: dict[str, Any]) -> LLMEngine:
-    """The default factory: the engine that the options describe. Lengths of answers are predicted in the front end."""
+    """The default factory: build the engine that the options describe. The front end predicts answer lengths."""
     from headway.config import EngineConfig
 
     config = EngineConfig.from_options(**options)
@@ -146,9 +147,9 @@ def create_engine(options: dict[str, Any]) -> LLMEngine:
 
 
 def spare_the_collector() -> None:
-    """Keep the garbage collector from looking through the engine's memory during steps: what is loaded now is not
-    looked at again, and what is new seldom. Its settings belong to the whole process, so this is for processes that do
-    nothing but run an engine (this one, benchmarks), never for a program that uses `LLM`."""
+    """Keep the garbage collector from scanning the engine's objects during steps: present objects are never scanned
+    again, and new ones rarely. The settings affect the whole process, so this is only for processes that do nothing but
+    run an engine (this one, benchmarks), never for a program that uses `LLM`."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
@@ -204,7 +205,8 @@ LOCAL_HOST = "127.0.0.1"
 def _exchange_blocks(
     engine: LLMEngine, exchange: BlockExchange, host: str, wake: Callable[[], None]
 ) -> BlockServer | None:
-    """Let an engine have blocks of others, or others its own: over the network at `host`."""
+    """Let an engine fetch KV blocks from others, or serve its blocks to them over the network at `host`, as its role
+    says. Returns the server, if there is one."""
     from headway.engine_process.engine_blocks import EngineBlocks
     from headway.transfer.block_client import PeerBlocks
     from headway.transfer.block_server import BlockServer
@@ -233,7 +235,7 @@ def _exchange_blocks(
 def _shared(
     parent: EngineChannel, listener: socket.socket, start: Start, ready: EngineReady, pulse: Pulse
 ) -> SharedChannel:
-    """For front ends that come, from now on."""
+    """Accept front ends that connect, from now on. Returns the channel to all of them."""
     from headway.wire.shared_channel import SharedChannel, identity
 
     secret = os.environ.pop(SECRET_VARIABLE, "").encode()
@@ -323,7 +325,7 @@ def _ready(engine: LLMEngine, blocks_at: str = "") -> EngineReady:
 
 
 def _load_factory(path: str) -> Callable[[dict[str, Any]], LLMEngine]:
-    """Another factory than the default one may be in the working directory, which is searched last."""
+    """Import the factory. A custom one may be in the working directory, which is searched last."""
     if path != DEFAULT_FACTORY:
         sys.path.append(os.getcwd())
     module, _, name = path.partition(":")

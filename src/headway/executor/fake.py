@@ -1,4 +1,4 @@
-"""An executor without a model: tokens come from a function. For tests and for measuring everything but the model."""
+"""An executor without a model, for tests and to measure everything but the model. A function gives the tokens."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ NextToken = Callable[[str, int], int]
 
 
 class FakeExecutor:
-    """Checks what a real runner relies on: each plan continues where the last one left off, results are taken in order.
+    """Checks the guarantees that a real runner relies on: each plan continues where the last one ended, and results are
+    taken in order.
 
-    Tokens are made when a result is asked for, not before.
+    Tokens are made only when a result is asked for.
     """
 
     def __init__(
@@ -31,7 +32,8 @@ class FakeExecutor:
         guess: NextToken | None = None,
         transfers: BlockTransfers | None = None,
     ) -> None:
-        """`guess`: of drafts that are not given; then a step may be planned before those of another are verified."""
+        """`guess` makes the draft tokens that a plan leaves open. A step may then be planned before another's drafts
+        are verified."""
         self.max_in_flight = max_in_flight
         self.verifies_ahead = guess is not None
         self.transfers = transfers
@@ -39,11 +41,11 @@ class FakeExecutor:
         self.num_steps = 0
         self._next_token = next_token
         self._num_computed: dict[str, int] = {}
-        self._num_tokens: dict[str, int] = {}  # of requests in the batch, as far as results have been made
+        self._num_tokens: dict[str, int] = {}  # of requests in the batch, by the results made so far
         self._in_flight: deque[FakeStep] = deque()
 
     def submit(self, output: SchedulerOutput) -> FakeStep:
-        """Take note of the plan."""
+        """Check and record the plan."""
         if len(self._in_flight) >= self.max_in_flight:
             raise RuntimeError(f"{len(self._in_flight) + 1} steps in flight, of at most {self.max_in_flight}")
         self.num_steps += 1
@@ -63,18 +65,18 @@ class FakeExecutor:
         return step
 
     def forward(self, output: SchedulerOutput) -> FakeStep:
-        """Take note of the plan; its tokens wait for `FakeStep.sample`."""
+        """Check and record the plan. Its tokens are made after `FakeStep.sample`."""
         return self.submit(output)
 
     def move(self, moves: BlockMoves) -> None:
-        """There are no blocks."""
+        """Do nothing, as there are no blocks."""
 
     def warm_up(self) -> int:
-        """Every step is as fast as any other."""
+        """Return 0, as no kind of step needs preparation."""
         return 0
 
     def shutdown(self) -> None:
-        """Nothing to free."""
+        """Do nothing, as there is nothing to free."""
 
     def _answer(self, step: FakeStep, output: SchedulerOutput) -> ModelRunnerOutput:
         if not self._in_flight or self._in_flight.popleft() is not step:
@@ -87,7 +89,7 @@ class FakeExecutor:
         return ModelRunnerOutput(sampled=sampled, prompt_logprobs={})
 
     def _verified(self, share: ScheduledRequest) -> tuple[int, ...]:
-        """The next token, and where drafts are verified those after it, up to the first that was guessed wrong."""
+        """The next token and, where drafts are verified, those after it up to the first wrong draft."""
         planned = share.num_computed_tokens + share.num_tokens - len(share.drafts)
         first = self._num_tokens[share.request_id] if self.verifies_ahead else planned
         token_ids = [self._next_token(share.request_id, first)]
@@ -113,12 +115,12 @@ class FakeStep:
         self._masks: TokenMasks | None = None
 
     def sample(self, masks: TokenMasks) -> FakeStep:
-        """Choose allowed tokens only."""
+        """Use the masks, so that only allowed tokens are chosen."""
         self._masks = masks
         return self
 
     def result(self) -> ModelRunnerOutput:
-        """The tokens; an error if it is not this step's turn."""
+        """Return the tokens. Raises if it is not this step's turn."""
         result = self._executor._answer(self, self._output)
         if self._masks is None:
             return result
@@ -130,7 +132,7 @@ class FakeStep:
 
 
 def _nearest_allowed(wanted: SampledTokens, bits: NDArray[np.uint32]) -> SampledTokens:
-    """The token itself, or the next one that is allowed, from the beginning again if need be."""
+    """The token itself if allowed, otherwise the next allowed one, wrapping around at the end of the vocabulary."""
     allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
     if not len(allowed):
         return SampledTokens((), error="no token is left to choose from")

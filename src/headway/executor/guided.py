@@ -1,12 +1,13 @@
-"""Steps with guided requests: they run forward at once, and sample when it is known what the requests may choose.
+"""Runs steps with guided requests: up to the logits at once, then sampling when the masks of allowed tokens are ready.
 
     engine     submit 1 · result 0 · update │ outputs of 0 · plan 2 │ submit 2 ...
     guides                         begin ───┴── masks of step 1 ──┐ │
     device     ───────── forward of step 1 ──────────────────────── sample 1 · forward of step 2 ──
 
-A mask depends on all tokens of its request, so the masks of a step are begun when the results of the steps before have
-been taken in: at once if no token of its requests is pending, otherwise by `results_taken`, or by whoever needs the
-step. They are computed in threads. The step samples before the next one is submitted, or when its result is asked for.
+A mask depends on all tokens of its request, so the masks of a step can only be begun when the results of earlier steps
+have been processed. They are begun at once if no token of its requests is pending, otherwise by `results_taken` or when
+the step has to sample. Threads compute them. The step samples before the next one is submitted, or when its result is
+asked for.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from headway.structured.guides import GuidedShare, GuidedStep, GuideEnd, Guides
 from headway.tracing import span
 
 _MAX_IN_FLIGHT = 2
-"""Behind a step that waits for masks there is no other: it would read the tokens that are not sampled."""
+"""No step may be queued after one that waits for masks, as it would read tokens that are not sampled yet."""
 
 
 class GuidedExecutor:
-    """Hands steps without guided requests to the executor as they are, and cuts the others in two."""
+    """Passes steps without guided requests to the executor, and splits the others into forward and sampling."""
 
     def __init__(self, executor: MaskedExecutor, guides: Guides) -> None:
         self.max_in_flight = min(executor.max_in_flight, _MAX_IN_FLIGHT)
@@ -37,7 +38,7 @@ class GuidedExecutor:
         self._unsampled: _MaskedStep | None = None
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
-        """Start a step, after the one before has sampled."""
+        """Start a step, after the previous one has sampled."""
         if self._unsampled is not None:
             self._unsampled.sample()
             self._unsampled = None
@@ -51,8 +52,8 @@ class GuidedExecutor:
         return step
 
     def results_taken(self) -> None:
-        """The results of all steps before the last one have been taken in, and the requests that they end have ended.
-        Called while there is something else to do, so that masks are computed beside it."""
+        """Begin the masks of the last step. Called when the results of all earlier steps have been processed, with
+        other work still to do while masks are computed."""
         self._guides.forget_finished()
         if self._unsampled is not None:
             self._unsampled.begin_masks()
@@ -62,7 +63,7 @@ class GuidedExecutor:
         self._executor.move(moves)
 
     def warm_up(self) -> int:
-        """Make ready what would slow down first steps."""
+        """Prepare what would slow down the first steps."""
         return self._executor.warm_up()
 
     def shutdown(self) -> None:
@@ -72,7 +73,7 @@ class GuidedExecutor:
 
 
 class _MaskedStep:
-    """A step that runs up to its logits, and samples once."""
+    """A step that runs up to its logits and samples later, once."""
 
     def __init__(self, guides: Guides, shares: Sequence[GuidedShare]) -> None:
         self.unsampled: UnsampledStep | None = None
@@ -80,16 +81,16 @@ class _MaskedStep:
         self._shares = shares
         self._masks: Future[GuidedStep] | None = None
         self._ends: Sequence[GuideEnd] = ()
-        self._sampled: PendingStep = FailedStep(KeyboardInterrupt())  # unless it gets as far as that
+        self._sampled: PendingStep = FailedStep(KeyboardInterrupt())  # until sampling has set it
 
     def begin_masks(self) -> Future[GuidedStep]:
-        """Compute them beside everything else."""
+        """Begin to compute the masks in threads, unless that was done."""
         if self._masks is None:
             self._masks = self._guides.begin(self._shares)
         return self._masks
 
     def sample(self) -> None:
-        """Wait for the masks and choose tokens. What goes wrong is told by `result`."""
+        """Wait for the masks and sample. Errors are raised by `result`."""
         unsampled, self.unsampled = self.unsampled, None
         if unsampled is None:
             return
@@ -110,7 +111,7 @@ class _MaskedStep:
 
 
 def _with_ends(result: ModelRunnerOutput, ends: Sequence[GuideEnd]) -> ModelRunnerOutput:
-    """What was sampled for requests that their guides end does not count."""
+    """Replace the samples of requests whose guides end them: these fail or stop instead."""
     failed = {end.request_id: SampledTokens((), error=end.error) for end in ends if end.error is not None}
     stopped = frozenset(end.request_id for end in ends if end.error is None)
     return dataclasses.replace(result, sampled={**result.sampled, **failed}, stopped=stopped)

@@ -1,4 +1,4 @@
-"""The executor in this process: one runner on one device, which a worker has made ready."""
+"""The executor for one device in this process, with a runner that a worker has prepared."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LocalExecutor:
         draft: Checkpoint | None = None,
         progress: Progress | None = None,
     ) -> LocalExecutor:
-        """Load the weights, then give the KV cache what the largest step leaves."""
+        """Load the weights, then size the KV cache to the memory that the largest step leaves."""
         worker = ModelWorker(config, checkpoint.config, eos_token_ids=eos_token_ids)
         worker.load(checkpoint, progress, draft=draft)
         ready = worker.allocate(worker.plan(worker.profile()))
@@ -57,8 +57,7 @@ class LocalExecutor:
         self._ready().move(moves)
 
     def warm_up(self) -> int:
-        """Make ready what would slow down first steps; returns for how many kinds of steps there was something to
-        do."""
+        """Prepare what would slow down the first steps. Returns how many kinds of steps were prepared."""
         if self._runner is None:
             return 0
         try:

@@ -1,6 +1,6 @@
-"""The other ranks as rank 0 sees them: how they are started, spoken to, watched and ended.
+"""The other ranks as rank 0 sees them: it starts, commands, watches and ends them here.
 
-They are processes of their own (`headway.worker.rank_process`), or threads, in tests.
+They are separate processes (`headway.worker.rank_process`), or threads in tests.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from headway.worker.rank_start import RankStart
 logger = logging.getLogger(__name__)
 
 _END_S = 2.0
-"""All ranks have this long together to end by themselves, which is less than an engine process has to exit."""
+"""The time for all ranks together to end by themselves. It is shorter than an engine process's time to exit."""
 
 
 class Peer:
-    """One of them: the way to it, and how to end it."""
+    """Another rank: the connection to it, and the means to end it."""
 
     def __init__(self, name: str, connection: Connection, process: subprocess.Popen[bytes] | None) -> None:
         self.name = name
@@ -44,7 +44,7 @@ class Peer:
         self._why: str | None = None
 
     def kill(self, why: str | None = None) -> None:
-        """End its process, also one that is stopped."""
+        """Kill its process, even a stopped one."""
         if self._process is not None and self._process.poll() is None:
             self._why = why
             with contextlib.suppress(ProcessLookupError):
@@ -57,7 +57,7 @@ class Peer:
         return f"{self.name} ended with {signal.Signals(-status).name if status < 0 else f'status {status}'}"
 
     def receive(self) -> Any:
-        """What it says; raises what it raised, or `EngineDeadError` if it is gone."""
+        """Return its next message. Raises the error that the rank raised, or `EngineDeadError` if it is gone."""
         while not self.connection.poll(0.1):
             if self.ended.is_set():
                 raise EngineDeadError(f"{self.name} ended before it answered; its own messages say why.")
@@ -71,7 +71,7 @@ class Peer:
 
 
 class Peers:
-    """All of them. Nothing is sent to one that another does not get."""
+    """All other ranks. Every message is sent to all of them."""
 
     def __init__(self, peers: Sequence[Peer], meeting: Meeting | None, life: LifeWatch | None) -> None:
         self.size = len(peers) + 1
@@ -80,7 +80,7 @@ class Peers:
         self._life = life
 
     def note_ready(self) -> None:
-        """From now on they are not silent for long."""
+        """Apply the shorter limit of silence, now that all ranks are ready."""
         if self._life is not None:
             self._life.limit_s = SILENT_S
 
@@ -93,13 +93,13 @@ class Peers:
         return [peer.receive() for peer in self._peers]
 
     def await_deaths(self, seconds: float) -> None:
-        """Give a rank that is ending the time to be named."""
+        """Wait until a rank has ended, so that an error can name it."""
         for peer in self._peers:
             if peer.ended.wait(seconds / len(self._peers)):
                 return
 
     def end(self) -> None:
-        """Let all go, and wait until they have."""
+        """Ask all ranks to end, and wait until they have."""
         for peer in self._peers:
             with contextlib.suppress(OSError):
                 peer.connection.send_bytes(pickle.dumps(Signal.END))
@@ -110,7 +110,7 @@ class Peers:
         self.kill()
 
     def kill(self) -> None:
-        """End what still runs."""
+        """Kill the ranks that still run."""
         for peer in self._peers:
             peer.kill()
         if self._life is not None:
@@ -133,7 +133,7 @@ def start_peers(start: RankStart, on_lost: Callable[[str], None]) -> Peers:
     peers = Peers([_start_process(one, life, on_lost) for one in starts], None, life)
     life.start()
     try:
-        peers.receive()  # they have come as far as this: nobody waits for one that could not even start
+        peers.receive()  # all ranks have started: none is waited for that could not even start
     except EngineDeadError:
         peers.kill()
         raise
@@ -146,7 +146,8 @@ def _start_process(start: RankStart, life: LifeWatch, on_lost: Callable[[str], N
     started: Future[Peer] = Future()
 
     def live() -> None:
-        """A process ends with the thread that started it (`end_with_parent`), so this one waits for its end."""
+        """Start the rank's process and wait for its end. A process ends with the thread that started it
+        (`end_with_parent`)."""
         arguments = map(str, (theirs.fileno(), their_life.fileno(), os.getpid()))
         try:
             process = subprocess.Popen(

@@ -1,16 +1,15 @@
-"""One model over several workers, each with a part of every layer (tensor parallel).
+"""Runs one model over several workers, each with a part of every layer (tensor parallel).
 
     rank 0        this process: the engine's own thread
-    rank 1 ...    processes of their own, or threads, in tests (`rank_peers`); `headway.worker.rank` is what they do
+    rank 1 ...    separate processes, or threads in tests (`rank_peers`); `headway.worker.rank` is what they do
 
 Each step's plan is sent to all ranks once; they compute and sum (`layers/collectives.py`), and all of them choose the
 same tokens, so no token is ever sent. Only rank 0's are read. Ranks have the same rows and the same blocks, each with
 its own heads in them. What is outside the engine (a folder of blocks) is rank 0's affair: the others only say when
 none of their copies has to do with a slot any more.
 
-A rank that fails in any way ends, and one that gives no sign of life is ended (`headway.worker.rank_life`). The others
-would wait for it, so the engine has failed then: `EngineDeadError` says which rank it was, and whoever runs the engine
-starts it again.
+A rank that fails in any way ends, and a silent one is killed (`headway.worker.rank_life`). The others would wait for
+it, so the whole engine has then failed: `EngineDeadError` names the rank, and the front end restarts the engine.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _Result = TypeVar("_Result")
 
 
 class RanksExecutor:
-    """Rank 0, and the way to the others: an `Executor`."""
+    """The `Executor` of rank 0, which also commands the other ranks."""
 
     def __init__(self, start: RankStart, checkpoint: Checkpoint, draft: Checkpoint | None, progress: Progress | None):
         Shard.of(checkpoint.config, 0, start.size)  # refuses before a process is started
@@ -92,7 +91,7 @@ class RanksExecutor:
         self._run(Move(moves), lambda runner: runner.move(moves))
 
     def warm_up(self) -> int:
-        """Make ready on all ranks what would slow down first steps."""
+        """Prepare, on all ranks, what would slow down the first steps."""
         if self._is_shut_down:
             return 0
         return self._run(Signal.WARM_UP, lambda runner: runner.warm_up())
@@ -115,7 +114,7 @@ class RanksExecutor:
         return _RankedStep(self, self._run(Sample(masks), lambda _: step.sample(masks)))
 
     def result(self, pending: PendingStep) -> ModelRunnerOutput:
-        """Wait for rank 0, which has waited for the others' parts."""
+        """Wait for rank 0's result, which includes the other ranks' parts."""
         try:
             result = pending.result()
             if self._lost is not None:  # what it was to add is missing
@@ -126,7 +125,7 @@ class RanksExecutor:
             raise dead from dead.__cause__
 
     def _run(self, command: Command, run: Callable[[Runner], _Result]) -> _Result:
-        """On the other ranks, and then on this one."""
+        """Run a command on the other ranks and on this one. Raises `EngineDeadError` if a rank is lost."""
         if self._is_shut_down:
             raise RuntimeError("the executor is shut down")
         if self._lost is not None:
@@ -141,8 +140,8 @@ class RanksExecutor:
             raise dead from dead.__cause__
 
     def _failed(self, error: Exception) -> EngineDeadError:
-        """Ranks do not agree any more. The one that died first is to blame, if one did; then the error of rank 0, which
-        waited for it, says nothing."""
+        """End all ranks after a failure and return the error to raise. It names the rank that died first, if one did;
+        the error of rank 0, which waited for that one, is then of no interest."""
         self._peers.await_deaths(_NAME_S)
         self._peers.kill()
         cause = None if self._lost is not None else error
@@ -153,7 +152,7 @@ class RanksExecutor:
         return dead
 
     def _note_lost(self, what: str) -> None:
-        """A rank has ended by itself; called by the thread that watches it."""
+        """Note that a rank has ended unexpectedly. Called by the thread that watches it."""
         if self._lost is None and not self._is_shut_down:
             self._lost = what
             logger.error("%s; the engine ends", what)
@@ -190,7 +189,7 @@ class _RankedSlots:
         return self._own.bytes_of(slot)
 
     def settle(self, slots: Iterable[int]) -> None:
-        """Wait for the copies of all ranks, behind all that they were told to do."""
+        """Wait for the copies on all ranks, after all earlier commands."""
         settled = tuple(slots)
         self._peers.send(Settle(settled))
         self._own.settle(settled)

@@ -1,7 +1,7 @@
-"""An executor without a model and without waiting: a step takes as long as a function says, on a clock that is moved.
+"""An executor without a model and without waiting: a function gives each step's duration, on a virtual clock.
 
-Everything else is real: the same engine loop, scheduler, cache and policies run against it, step for step. Steps may be
-in flight one behind the other, as on a device; asking for a result moves the clock to the time when it would be there.
+Everything else is real: the same engine loop, scheduler, cache and policies run against it, step for step. Several
+steps may be in flight, as on a device. Asking for a result moves the clock to the time of that result.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class VirtualClock:
         return self.now_s
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Move the clock forward."""
         self.now_s += max(seconds, 0.0)
 
     def sleep_until(self, then_s: float) -> None:
-        """Let time pass, if it is not so late already."""
+        """Move the clock to this time, unless it is already later."""
         self.now_s = max(self.now_s, then_s)
 
 
@@ -48,8 +48,8 @@ def _no_time(num_rows: int) -> float:
 
 
 class SimulatedExecutor:
-    """`host_s`: what planning and handing over a step takes the host; it passes beside the device's work. `acceptance`:
-    how likely a drafted token is right if those before it were."""
+    """`host_s`: the host's time to plan and submit a step, which overlaps with the device's work. `acceptance`: the
+    probability that a draft token is accepted if those before it were."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class SimulatedExecutor:
         self._random = random.Random(0)
 
     def submit(self, output: SchedulerOutput) -> SimulatedStep:
-        """Queue a step behind those that are under way."""
+        """Queue a step after those in flight."""
         self._clock.sleep(self._host_s(len(output.scheduled)))
         duration_s = self._step_s(output)
         self._free_at_s = max(self._free_at_s, self._clock.now_s) + duration_s
@@ -86,29 +86,29 @@ class SimulatedExecutor:
         return SimulatedStep(sampled, self._free_at_s, self._clock)
 
     def _tokens(self, num_drafts: int) -> SampledTokens:
-        """What is accepted of a draft, and a token after it."""
+        """The accepted draft tokens, and a token after them."""
         num_tokens = 1
         while num_tokens <= num_drafts and self._random.random() < self._acceptance:
             num_tokens += 1
         return SampledTokens((0,) * num_tokens)
 
     def forward(self, output: SchedulerOutput) -> NoReturn:
-        """A simulated request has no grammar."""
+        """Raise, because a simulated request has no grammar."""
         raise NotImplementedError("a simulation chooses no tokens")
 
     def move(self, moves: BlockMoves) -> None:
-        """There are no blocks."""
+        """Do nothing, as there are no blocks."""
 
     def warm_up(self) -> int:
-        """Every step is as fast as any other."""
+        """Return 0, as no kind of step needs preparation."""
         return 0
 
     def shutdown(self) -> None:
-        """Nothing to free."""
+        """Do nothing, as there is nothing to free."""
 
 
 class SimulatedStep:
-    """A step that is done at a certain time."""
+    """A step that ends at a certain time."""
 
     __slots__ = ("_clock", "_done_at_s", "_sampled")
 
@@ -116,17 +116,17 @@ class SimulatedStep:
         self._sampled, self._done_at_s, self._clock = sampled, done_at_s, clock
 
     def result(self) -> ModelRunnerOutput:
-        """Wait for it: the clock is moved."""
+        """Move the clock to the step's end and return its result."""
         self._clock.sleep_until(self._done_at_s)
         return ModelRunnerOutput(self._sampled, {})
 
 
 Arrivals = Callable[[str, Sequence[bytes]], Sequence[float]]
-"""Where blocks are fetched from, and their digests → when each of them is there."""
+"""(source of blocks, their digests) → the arrival time of each block."""
 
 
 class SimulatedTransfers(BlockTransfers):
-    """Fetches from other replicas that end when a function says, on the clock of the replica that fetches."""
+    """Fetches from other replicas whose end times a function gives, on the clock of the fetching replica."""
 
     def __init__(self, arrivals: Arrivals, clock: VirtualClock) -> None:
         super().__init__(NoSlots())
@@ -146,13 +146,13 @@ class SimulatedTransfers(BlockTransfers):
                 self._num_begun += 1
 
     def take(self) -> list[Transferred]:
-        """Those that have come by now."""
+        """The transfers that have ended by now."""
         while self._coming and self._coming[0][0] <= self._clock.now_s:
             self._ended.append(heapq.heappop(self._coming)[2])
         return super().take()
 
     def wait(self, timeout_s: float) -> bool:
-        """The clock is moved, to the next one that comes or as far as that."""
+        """Move the clock to the next arrival, but by at most `timeout_s`. Returns whether there was one."""
         until_s = self._clock.now_s + timeout_s
         self._clock.sleep_until(min(self._coming[0][0], until_s) if self._coming else until_s)
         return bool(self._coming) and self._coming[0][0] <= self._clock.now_s

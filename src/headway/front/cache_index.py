@@ -1,4 +1,4 @@
-"""Which replica's prefix cache holds which block, as far as they have reported."""
+"""An index of the blocks in the replicas' prefix caches, as the replicas report them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from headway.core.kv.cache_report import CacheReport
 
 
 def places_of(bits: int) -> list[int]:
-    """Of replicas, from their bits."""
+    """The places of the replicas whose bits are set."""
     if not bits & (bits - 1):  # one at most, as a rule
         return [bits.bit_length() - 1] if bits else []
     return [place for place, bit in enumerate(bin(bits)[:1:-1]) if bit == "1"]
 
 
 class CacheIndex:
-    """What the prefix caches of all replicas hold: for each digest a bit per replica."""
+    """The blocks in the prefix caches of all replicas: for each digest a bit per replica."""
 
     def __init__(self) -> None:
         self._holders: dict[bytes, int] = {}
@@ -31,12 +31,12 @@ class CacheIndex:
         return self._own.get(place, ())
 
     def last_number(self, place: int) -> int:
-        """The number of the last report that was taken in; -1 if nothing is known of a replica."""
+        """The number of the last report applied; -1 if nothing is known of the replica."""
         return max(self._next_number.get(place, 0), 0) - 1
 
     def apply(self, place: int, report: CacheReport) -> bool:
-        """Take in a report. Returns False if one before it is missing: the replica has to tell everything again, and
-        until then nothing of it is known."""
+        """Apply a report. Returns False if an earlier one is missing: the replica is then forgotten until it has
+        reported its whole cache again."""
         if report.is_whole:
             self.forget(place)
         elif report.number != self._next_number.get(place, 0):
@@ -57,15 +57,15 @@ class CacheIndex:
         return True
 
     def forget(self, place: int) -> None:
-        """A replica has lost its cache, or is gone."""
+        """Forget a replica that has lost its cache or is gone."""
         bit = 1 << place
         for digest in self._own.pop(place, ()):
             self._drop(digest, bit)
         self._next_number.pop(place, None)
 
     def announce(self, place: int, digests: Sequence[bytes]) -> Sequence[bytes]:
-        """A replica is about to compute these blocks. Returns those that were not announced there yet: they are to be
-        withdrawn when it has computed them."""
+        """Note that a replica is about to compute these blocks. Returns those not announced there before; `withdraw`
+        must be called for them when the replica has computed them."""
         bit, coming = 1 << place, self._coming
         if coming.keys().isdisjoint(digests):  # mostly, and quicker than one by one
             coming.update(dict.fromkeys(digests, bit))
@@ -76,17 +76,19 @@ class CacheIndex:
         return new
 
     def withdraw(self, place: int, digests: Sequence[bytes]) -> None:
-        """It has computed them, and reported what it kept; or it does not."""
+        """Take back an announcement: the replica has computed the blocks and reported those it kept, or will not
+        compute them."""
         others, coming = ~(1 << place), self._coming
         for digest in digests:
             if left := coming.pop(digest, 0) & others:
                 coming[digest] = left
 
     def find(self, digests: Sequence[bytes]) -> list[tuple[int, int]]:
-        """How many of the first blocks replicas hold or are about to: (bits of replicas, how many), fewest first.
+        """Pairs (bits of replicas, number of leading blocks that these hold or are about to compute), with the fewest
+        blocks first.
 
-        A cache that holds a block holds those before it, so replicas only become fewer along a prompt, and the next
-        place where some are lost is found by halving.
+        A cache that holds a block holds all blocks before it. Along a prompt the set of replicas therefore only
+        shrinks, and binary search finds where it shrinks next.
         """
         found: list[tuple[int, int]] = []
         num_known = 1

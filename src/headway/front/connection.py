@@ -1,7 +1,7 @@
-"""The front end's end of the socket to an engine process, and where such a process comes from.
+"""The front end's side of the socket to an engine process, and the ways to get such a process.
 
-On one machine the two processes share a pair of connected Unix sockets and nothing else: if one of them dies, the
-kernel closes its end, and the other process learns of it at once. Between machines it is a TCP connection that begins
+On one machine the two processes share a pair of connected Unix sockets and nothing else: if one process dies, the
+kernel closes its end, and the other process notices at once. Between machines they use a TCP connection that begins
 with a greeting.
 """
 
@@ -37,14 +37,14 @@ logger = logging.getLogger(__name__)
 
 
 EXIT_GRACE_S = 3.0
-"""How long a process may take to exit, beyond what it was given to drain or once its socket is closed."""
+"""How long a process may take to exit after its drain time, or after its socket was closed."""
 KILLED_S = 2.0
-"""How long the kernel may take to end a process that was killed; one that it cannot end is left to it."""
+"""How long to wait for a killed process to end. A process that the kernel cannot end is not waited for any longer."""
 News = StepBatch | Snapshot | CacheNews | Heartbeat
 
 
 class EngineProcess(Protocol):
-    """What a connection knows of the process behind it."""
+    """The engine process as its connection sees it."""
 
     @property
     def pid(self) -> int: ...
@@ -53,35 +53,35 @@ class EngineProcess(Protocol):
     def returncode(self) -> int | None: ...
 
     def kill(self) -> None:
-        """End it without asking; does not block."""
+        """Kill the process. Does not block."""
 
     async def wait(self) -> int:
-        """Until it has ended."""
+        """Wait until it has ended. Returns the exit status."""
 
 
 class Home(Protocol):
-    """Where an engine process comes from."""
+    """Provides an engine process."""
 
     @property
     def is_shared(self) -> bool:
-        """Whether others may use the process, too: it is left alone, unless it hangs."""
+        """Whether others may use the process too. It is then left alone unless it hangs."""
 
     @property
     def num_gpus(self) -> int:
-        """That the engine has, where that is known."""
+        """The number of GPUs that the engine has, where that is known."""
 
     async def open(self, start: Start) -> tuple[socket.socket, EngineProcess]:
-        """A process that waits for its first message, and the connection to it. `EngineStartError` if there is none.
-        `start`: which engine it is to be, or must be already."""
+        """Get a process that waits for its first message, and the connection to it. Raises `EngineStartError`. `start`
+        describes the engine that the process will run, or must run already."""
 
 
 @dataclass(frozen=True)
 class LocalHome:
-    """A process of this machine, started for this front end."""
+    """Starts a process on this machine for this front end."""
 
     factory: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to this process's."""
+    """Environment variables added to those of this process."""
     is_shared: bool = False
     num_gpus: int = 0
 
@@ -96,10 +96,10 @@ class LocalHome:
 
 
 class EngineConnection(asyncio.Protocol):
-    """The front end's end: one life of the engine process (started, ready, gone) and the socket to it."""
+    """The front end's side: one life of an engine process (started, ready, gone) and the socket to it."""
 
     def __init__(self, on_news: Callable[[News], None], on_lost: Callable[[EngineConnection], None]) -> None:
-        """`on_lost` is called once, as soon as no more news can come, also if the engine never got ready."""
+        """`on_lost` is called once, as soon as no more messages can arrive, also if the engine never was ready."""
         self.lost = asyncio.Event()
         self.pid = 0
         self._on_news = on_news
@@ -111,7 +111,7 @@ class EngineConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     async def open(self, start: Start, home: Home) -> EngineReady:
-        """Get a process and wait until it is ready. If anything goes wrong, nothing of it stays behind."""
+        """Get a process and wait until it is ready. If that fails, nothing is left behind."""
         try:
             self._is_shared = home.is_shared
             ours, self._process = await home.open(start)
@@ -136,13 +136,13 @@ class EngineConnection(asyncio.Protocol):
             await loop.create_connection(lambda: self, sock=ours)
 
     def send(self, message: Any) -> None:
-        """Hand a message to the socket; never blocks. What cannot be packed raises, and nothing is sent."""
+        """Write a message to the socket without blocking. If it cannot be packed, this raises and sends nothing."""
         frame = pack(message)
         if self._transport is not None:
             self._transport.write(frame)
 
     def kill(self) -> None:
-        """End the process without asking it, also one that is stopped. `on_lost` follows at once."""
+        """Kill the process, even a stopped one. `on_lost` follows at once."""
         if self._is_shared and self._transport is None:
             return
         if self._transport is not None:
@@ -152,7 +152,7 @@ class EngineConnection(asyncio.Protocol):
                 self._process.kill()
 
     async def wait_for_exit(self) -> int | None:
-        """The exit status; None if it cannot be known."""
+        """Wait for the exit and return the status; None if it cannot be known."""
         return None if self._process is None or self._is_shared else await self._process.wait()
 
     async def end(self, grace_s: float = 0.0) -> int | None:
@@ -172,11 +172,11 @@ class EngineConnection(asyncio.Protocol):
     # ---- called by the event loop ---------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is in the event loop."""
+        """Called when the socket is in the event loop."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Take whole messages out of what came."""
+        """Handle the complete messages in the data received."""
         try:
             for payload in self._frames.feed(data):
                 self._take(decode_from_engine(payload))
@@ -185,7 +185,7 @@ class EngineConnection(asyncio.Protocol):
             self.kill()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The process closed its end, or died."""
+        """Called when the process has closed its end or died."""
         self._transport = None
         if not self._ready.done():
             self._ready.set_exception(EngineStartError("The engine process ended while it was starting."))
@@ -205,7 +205,7 @@ class EngineConnection(asyncio.Protocol):
 async def _spawn(
     inherited: socket.socket, factory: str | None, environment: Mapping[str, str]
 ) -> asyncio.subprocess.Process:
-    """The child gets one end of the socket pair, no input, and the front end's standard error for its log."""
+    """Start the child with one end of the socket pair, no input, and the front end's standard error for its log."""
     command = python_command("headway.engine_process.main", "--fd", str(inherited.fileno()))
     return await asyncio.create_subprocess_exec(
         *command,

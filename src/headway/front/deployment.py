@@ -1,4 +1,4 @@
-"""Which engines a front end has: how many, where, and what each of them does."""
+"""Defines a front end's engines: how many there are, where they run, and the role of each."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Cluster(Protocol):
     """Machines that run engines."""
 
     def specs(self, spec: EngineSpec, num_replicas: int) -> list[EngineSpec]:
-        """One for each replica."""
+        """One spec per replica."""
 
 
 class Deployment:
-    """Settled when it is made; what does not go together raises `ConfigError`."""
+    """The engines of a front end. It does not change later; conflicting arguments raise `ConfigError`."""
 
     def __init__(
         self,
@@ -40,17 +40,17 @@ class Deployment:
         carrier: Literal["auto", "tcp"] = "auto",
         cluster: Cluster | None = None,
     ) -> None:
-        """`options` are those of `EngineConfig`, flat. `factory` names another engine, see `engine_process`; it may
-        know other options, too. Engines run on this machine, or on a `cluster`: `num_replicas` of them, with `scaling`
-        in the beginning. `reports_caches`: replicas report what their prefix caches hold even where the router does
-        not ask, so that it can be followed. `roles`: prefill and decode apart, in place of `num_replicas`; `carrier`:
-        what their blocks travel over, as in `BlockExchange`; between machines that is TCP."""
+        """`options` are those of `EngineConfig`, flat. `factory` names another engine (see `engine_process`) and may
+        accept other options. `num_replicas` engines run on this machine or on a `cluster`; with `scaling` this is the
+        initial number. `reports_caches`: replicas report the content of their prefix caches even if the router does not
+        need it, so that it can be followed. `roles` divides prefill and decode and replaces `num_replicas`. `carrier`:
+        how their blocks travel, as in `BlockExchange`; between machines it is TCP."""
         if roles is not None and scaling is not None:
             raise ConfigError("roles are for a fixed number of replicas, without scaling.")
         if roles is not None and sys.platform != "linux":
             raise ConfigError("roles need Linux, for the memory that engine processes share.")
         self.num_started = num_replicas if roles is None else roles.num_replicas
-        """Replicas that have a process from the beginning."""
+        """The number of replicas that are started at the beginning."""
         self.scaling = scaling
         self._router = router
         self._is_apart = roles is not None
@@ -65,7 +65,7 @@ class Deployment:
         place = divide if cluster is None else cluster.specs
         if roles is None:
             self.specs = place(spec, most)
-            """One for each replica that there can be."""
+            """The specs of all replicas that there can be."""
             return
         carrier = carrier if cluster is None else "tcp"
         added = spec.config.options_for_roles(has_gpu=spec.has_gpu, crosses_network=carrier == "tcp")
@@ -74,10 +74,10 @@ class Deployment:
         self.specs = with_roles(specs, roles, BlockExchange("decode", self._folder.name, carrier))
 
     def create_router(self) -> Router:
-        """One among replicas that do the same."""
+        """Create a router among replicas with the same role."""
         return Router(self._router, block_size=1, counts_uncached=self._is_apart)  # the size is learnt later
 
     def close(self) -> None:
-        """Its engines have ended."""
+        """Clean up after its engines have ended."""
         if self._folder is not None:
             self._folder.cleanup()

@@ -1,4 +1,4 @@
-"""Where a request goes: to one of the replicas that answer, and its prompt to one that computes prompts."""
+"""Sends each request to a replica that answers it, and its prompt to a prefill replica if that is better."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from headway.wire.messages import AddRequest
 
 
 class Dispatch:
-    """Sends requests, and keeps the router's counts of those that were sent."""
+    """Sends requests to engines and keeps the router's counts."""
 
     def __init__(self, engines: Sequence[RemoteEngine], *, router: Router, prefills: Prefills) -> None:
-        """`router` is among `engines`, which answer."""
+        """`engines` are the replicas that answer requests; `router` chooses among them."""
         self._engines = {engine.place: engine for engine in engines}
         self._router = router
         self._prefills = prefills
         self.counts = len(engines) > 1 or bool(prefills.engines)
-        """Whether there is anything to choose, and so to count."""
+        """Whether there is a choice to make, for which requests have to be counted."""
         self.note_tokens = router.note_tokens
-        """Called for each delta, if there is anything to count."""
+        """To be called for each delta if `counts` is set."""
 
     @property
     def is_possible(self) -> bool:
@@ -34,7 +34,8 @@ class Dispatch:
         return any(engine.is_ready for engine in self._engines.values())
 
     def send(self, request: AddRequest) -> RemoteEngine:
-        """Send it to the best engine. Raises `InvalidRequestError` if it does not fit into a message."""
+        """Send a request to the best engine and return that. Raises `InvalidRequestError` if it does not fit into a
+        message."""
         if self.counts:
             engine = self._engines[self._route(request)]
             source = self._prefills.source_of(request, engine)
@@ -65,15 +66,15 @@ class Dispatch:
         )
 
     def note_leaving(self, engine: RemoteEngine) -> None:
-        """A process shuts down by itself, and refuses requests."""
+        """Note that a process shuts down on its own initiative and refuses requests."""
         engine.is_leaving = True
         self._router.suspend(engine.place, True)
 
     def withdraw(self, request_id: str) -> None:
-        """Its engine does not have it any more. It is going to be sent to another one."""
+        """Note that a request's engine no longer has it, before it is sent to another one."""
         self._router.end(request_id)
 
     def end(self, request_id: str, outcome: Outcome = "failed") -> None:
-        """It has ended. `outcome`: of its prompt, if that is still being computed elsewhere."""
+        """Note that a request has ended. `outcome` applies to its prompt, if that is still being computed elsewhere."""
         self._prefills.end(request_id, outcome)
         self._router.end(request_id)

@@ -1,12 +1,12 @@
-"""The engine as the front end knows it: requests in, streams of deltas out, whatever happens to the processes behind.
+"""The front end's interface to the engines: requests in, streams of deltas out, even if engine processes are lost.
 
     submit ──► resumption ──► dispatch ──► replica 0 ┐
                  open requests   router    replica 1 ├──► deltas ──► resumption ──► stream of the request
                                            …         ┘
 
-`resumption` decides what becomes of requests whose replica is gone, `prefills` where prompts are computed, `scaling`
-how many replicas there are; `watchers` serves viewers and followers. None of them knows this file, and each is tested
-without a process.
+`resumption` decides what happens to requests whose replica is gone, `prefills` decides where prompts are computed, and
+`scaling` how many replicas there are. `watchers` serves viewers and followers. None of them imports this file, and each
+is tested without a process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _HEALTHY = Health(True, "")
 
 
 class EngineClient:
-    """Everything here belongs to the event loop in which `start` was awaited."""
+    """The engines of a front end. It may only be used in the event loop in which `start` was awaited."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class EngineClient:
         backoff: Callable[[], Backoff] = Backoff,
         resumes: bool = True,
     ) -> None:
-        """Without `resumes`, requests end with the process that has them."""
+        """Without `resumes`, requests fail when their process ends."""
         self._deployment = deployment
         self._patience = patience or Patience()
         self.replicas = [
@@ -87,8 +87,8 @@ class EngineClient:
     # ---- its life -------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the engines and wait until they take requests; `EngineStartError` if one cannot. From then on each is
-        started again whenever it ends."""
+        """Start the engines and wait until they take requests. Raises `EngineStartError` if one cannot start.
+        Afterwards each engine is restarted whenever it ends."""
         starting = [asyncio.create_task(replica.start()) for replica in self.replicas if not replica.is_idle]
         try:
             await asyncio.gather(*starting)
@@ -104,8 +104,8 @@ class EngineClient:
             self._tasks.append(asyncio.create_task(autoscaler.run()))
 
     async def shutdown(self, drain_s: float = 0.0) -> None:
-        """Take no new requests, let the others go on for at most `drain_s` seconds, and end the processes. Called
-        again, it does not wait."""
+        """Refuse new requests, let the others run for at most `drain_s` seconds, and end the processes. A second call
+        does not wait for requests."""
         self._closing = True
         self._resumption.close()
         self._followers.close()
@@ -118,15 +118,15 @@ class EngineClient:
         self._deployment.close()
 
     async def restart(self, drain_s: float = 0.0) -> None:
-        """Replace the processes one after the other, each when the one before is ready again. Requests end where they
-        are within `drain_s` seconds, or go on elsewhere."""
+        """Replace the processes one by one, each after the previous replacement is ready. Requests that do not end
+        within `drain_s` seconds continue in other processes."""
         for replica in self.replicas:
             if not self._closing and not replica.is_idle:
                 logger.info("replica %d is replaced", replica.place)
                 await replica.restart(drain_s)
 
     async def _end_overdue(self) -> None:
-        """Requests do not wait for ever, neither for an engine nor for a prompt."""
+        """Periodically end requests that have waited too long for an engine, and prefills that take too long."""
         while True:
             await asyncio.sleep(TICK_S)
             self._prefills.end_late()
@@ -143,13 +143,13 @@ class EngineClient:
 
     @property
     def info(self) -> EngineReady | None:
-        """What an engine said of itself when it got ready. All are alike."""
+        """The description that an engine sent when it was ready. All engines are alike."""
         return next((replica.info for replica in self.replicas if replica.info is not None), None)
 
     @property
     def stats(self) -> EngineStats:
-        """Of all replicas together, as of the last step. Counters go on over restarts. A prompt that is computed for
-        another replica counts there."""
+        """Statistics of all replicas together, as of the last step. Counters continue over restarts. A prompt computed
+        by a prefill replica counts only in the replica that answers."""
         if len(self.replicas) == 1:
             return self.replicas[0].stats
         return summed(
@@ -158,17 +158,17 @@ class EngineClient:
 
     @property
     def prefill_outcomes(self) -> Mapping[str, int]:
-        """Where prompts were computed, and how that ended; empty where each replica computes its own."""
+        """How many prompts were computed where, by outcome. Empty if each replica computes its own prompts."""
         return self._prefills.outcomes
 
     @property
     def num_restarts(self) -> int:
-        """How many times an engine was started again."""
+        """How many times an engine was restarted."""
         return sum(replica.num_restarts for replica in self.replicas)
 
     @property
     def num_resumed(self) -> int:
-        """How many times a request went on in another process."""
+        """How many times a request was continued in another process."""
         return self._resumption.num_resumed
 
     @property
@@ -178,7 +178,7 @@ class EngineClient:
 
     @property
     def health(self) -> Health:
-        """Good only while requests are taken and make progress, by one replica at least."""
+        """Good only while at least one replica takes requests and makes progress."""
         if self._closing:
             return Health(False, SHUTTING_DOWN)
         problems = [replica.problem for replica in self._answering]
@@ -188,17 +188,17 @@ class EngineClient:
 
     @property
     def engine_pid(self) -> int | None:
-        """The first process behind, if there is one that takes requests."""
+        """The process id of the first replica that takes requests, if there is one."""
         return next((replica.pid for replica in self.replicas if replica.pid is not None), None)
 
     # ---- what clients want ----------------------------------------------------------------------------------------
 
     def submit(self, request: AddRequest, stream: RequestStream | None = None) -> RequestStream:
-        """Send a request to an engine. Its id must never have been used before. `stream`: one that is being read
-        already.
+        """Send a request to an engine. Its id must never have been used before. `stream`: a stream that is already
+        being read.
 
-        Raises `EngineUnavailableError` if it cannot be taken now, `InvalidRequestError` if it does not fit into a
-        message. What the engine itself refuses ends the stream with an error.
+        Raises `EngineUnavailableError` if no engine can take it now, `InvalidRequestError` if it does not fit into a
+        message. If the engine itself refuses it, the stream ends with an error.
         """
         opened = self._resumption.open(request, stream)
         if opened is None:
@@ -206,22 +206,22 @@ class EngineClient:
         return opened
 
     def watch(self, place: int = 0) -> SnapshotStream:
-        """A replica's blocks as they are, and its every step from now on, until the stream is closed."""
+        """Return a stream of a replica's present blocks and then of all its steps, until the stream is closed."""
         return self._viewers.watch(place)
 
     def follow_caches(self) -> CacheStream:
-        """What the prefix cache of each replica holds, and every change from now on, until the stream is closed. Of
-        replicas that do not report, nothing is known."""
+        """Return a stream of each prefix cache's content and then of every change, until the stream is closed. It has
+        nothing about replicas that do not report."""
         return self._followers.follow()
 
     def add_step_listener(self, listener: Callable[[EngineStats], None]) -> None:
-        """Call `listener` with the numbers of every step, in order; also after an abort, without a new step."""
+        """Call `listener` with the statistics of every step, in order, and also after an abort without a new step."""
         self._step_listeners.append(listener)
 
     # ---- what replicas say ----------------------------------------------------------------------------------------
 
     def receive(self, replica: Replica, news: News) -> None:
-        """Something came from a replica."""
+        """Handle a message from a replica."""
         if type(news) is StepBatch:
             if replica.answers:
                 self._resumption.deliver(replica, news)
@@ -235,7 +235,7 @@ class EngineClient:
             self._viewers.push(replica.place, news)
 
     def _call_listeners(self, step: EngineStats) -> None:
-        """With the state of all replicas, and what is said of the step itself."""
+        """Call the listeners with the state of all replicas and the statistics of this step."""
         stats = step
         if len(self.replicas) > 1:
             stats = self.stats
@@ -244,7 +244,7 @@ class EngineClient:
             listener(stats)
 
     def note_ready(self, replica: Replica) -> None:
-        """A replica takes requests: those that are queued go on there."""
+        """Send queued requests to a replica that now takes requests."""
         assert replica.info is not None
         router = self._routers[replica.place]
         router.block_size = replica.info.block_size
@@ -254,14 +254,14 @@ class EngineClient:
             logger.warning("%d requests go on", num_sent)
 
     def note_loss(self, replica: Replica) -> None:
-        """A replica is gone: what it had goes on elsewhere, or ends."""
+        """Note that a replica is gone. Its requests continue elsewhere, or fail."""
         self._prefills.note_loss(replica)
         self._routers[replica.place].remove(replica.place)
         self._followers.start_anew(replica.place)
         self._resumption.note_loss(replica)
 
     def note_problem(self, replica: Replica) -> None:
-        """A replica that gives no sign of life gets no new requests while others can take them."""
+        """Note a replica's health. A replica with a problem gets no new requests while others can take them."""
         self._routers[replica.place].suspend(replica.place, replica.is_leaving or replica.problem is not None)
 
 

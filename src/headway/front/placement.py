@@ -1,5 +1,5 @@
-"""Which engine each replica runs, and where: GPUs or cores of this machine for each, and its role where prefill and
-decode are apart."""
+"""Assigns each replica its engine, its GPUs or cores of this machine, and its role if prefill and decode are
+divided."""
 
 from __future__ import annotations
 
@@ -24,39 +24,40 @@ class EngineSpec:
     """Which engine to run, and where."""
 
     options: Mapping[str, Any]
-    """Those of `EngineConfig`, flat; another factory may know others beside."""
+    """Flat options of `EngineConfig`. Another factory may accept others too."""
     factory: str | None = None
-    """Another engine, see `engine_process`."""
+    """The factory of another engine (see `engine_process`)."""
     log_level: str = "INFO"
     reports_cache: bool = False
     cores: tuple[int, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     home: Home | None = None
-    """Where its process comes from; None: it is started here, for this front end alone."""
+    """The source of its process. None: it is started on this machine, for this front end alone."""
     blocks: BlockExchange | None = None
-    """Its role, where prefill and decode are apart, and how blocks travel."""
+    """Its role and how blocks travel, where prefill and decode are divided."""
 
     @functools.cached_property
     def config(self) -> EngineConfig:
-        """What the options mean, without those that only another factory knows."""
+        """The configuration from the options, without those that only another factory knows."""
         known = option_names()
         return EngineConfig.from_options(**{name: value for name, value in self.options.items() if name in known})
 
     @property
     def num_ranks(self) -> int:
-        """Devices of a replica."""
+        """The number of devices of a replica."""
         return self.config.device.tensor_parallel_size
 
     @property
     def has_gpu(self) -> bool:
-        """Whether the engine is going to run on GPUs."""
+        """Whether the engine will run on GPUs."""
         if self.home is not None:
             return self.home.num_gpus > 0
         return self.config.device.device != "cpu" and bool(visible_gpus())
 
 
 def divide(spec: EngineSpec, num_replicas: int) -> list[EngineSpec]:
-    """One for each replica on this machine: a GPU for each of its ranks, or a share of the cores."""
+    """One spec per replica on this machine, with a GPU for each of its ranks or a share of the cores. Raises
+    `ConfigError` if there are too few GPUs."""
     if num_replicas == 1:
         return [spec]
     gpus = [] if spec.config.device.device == "cpu" else visible_gpus()
@@ -89,7 +90,7 @@ def visible_gpus() -> list[str]:
 
 
 def with_roles(specs: Sequence[EngineSpec], roles: Roles, exchange: BlockExchange) -> list[EngineSpec]:
-    """The same with their roles: those that answer come first."""
+    """The specs with roles assigned. The decode replicas come first."""
     counts: dict[Role, int] = {"decode": roles.num_decode, "prefill": roles.num_prefill}
     each = [role for role, number in counts.items() for _ in range(number)]
     return [

@@ -1,10 +1,10 @@
-"""Prompts that are computed by replicas which do nothing else.
+"""Decides which prompts are computed on prefill replicas, and follows those.
 
     request ──► router ──► replica that answers ◄── blocks ── prefill replica ◄── the prompt, as a request for one token
                                 └──► deltas
 
-Both get it at once, and blocks travel as they are computed. The request itself is complete without them: whatever
-happens to the prefill replica, the one that answers computes what does not come.
+Both replicas get the prompt at once, and blocks travel as they are computed. The request does not depend on them: if
+the prefill replica fails, the one that answers computes the missing blocks itself.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from headway.sampling_params import SamplingParams
 from headway.wire.messages import AddRequest, Delta
 
 SLOW_PREFILL = 4.0
-"""A prompt that takes this many times as long as was expected is not waited for any more."""
+"""A prefill is given up after this multiple of its expected time."""
 LEAST_PREFILL_S = 10.0
-"""But it is waited for at least this long."""
+"""A prefill is not given up before this time."""
 MOST_PREFILL_S = FETCH_LIMIT_S
-"""Nor is it waited for longer than this, as on the replica that answers. This is the limit, too, where nothing is known
-of how long a prompt takes."""
+"""A prefill is given up after this time in any case, as on the replica that answers. This is also the limit if nothing
+is known about the time of a prefill."""
 _PARAMS = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
 
 Outcome = Literal["elsewhere", "here", "failed", "aborted"]
-"""elsewhere: a prefill replica has computed the prompt · here: that was not worth it · failed: it was begun there, and
-not finished · aborted: its client left meanwhile."""
+"""elsewhere: a prefill replica computed the prompt · here: that was not worth it · failed: a prefill replica began it
+but did not finish · aborted: the client left meanwhile."""
 
 
 @dataclass(eq=False, slots=True)
@@ -45,22 +45,23 @@ class _Prefill:
     """A prompt that a prefill replica computes."""
 
     prefill_id: str
-    """Of the request for one token."""
+    """The id of the request for one token."""
     request_id: str
-    """Of the request that it is for."""
+    """The id of the request whose prompt it is."""
     engine: RemoteEngine
     until_s: float
-    """It is not waited for any longer."""
+    """The time at which it is given up."""
 
 
 class Prefills:
-    """Chooses where prompts are computed, and follows those that are computed on one of its engines. Without engines
-    every prompt is computed where the request is answered."""
+    """Chooses where prompts are computed, and follows those that a prefill replica computes. Without prefill replicas
+    (`engines`) every prompt is computed where the request is answered."""
 
     def __init__(
         self, engines: Sequence[RemoteEngine], *, router: Router, answering: Router, now: Callable[[], float]
     ) -> None:
-        """`router` is among `engines`, `answering` among the replicas that answer."""
+        """`router` chooses among `engines`, the prefill replicas; `answering` chooses among the replicas that
+        answer."""
         self.router = router
         self._answering = answering
         self._engines = {engine.place: engine for engine in engines}
@@ -74,24 +75,25 @@ class Prefills:
 
     @property
     def engines(self) -> Collection[RemoteEngine]:
-        """Those that compute prompts and answer nothing."""
+        """The prefill replicas."""
         return self._engines.values()
 
     @property
     def outcomes(self) -> Mapping[str, int]:
-        """Where prompts were computed, and how that ended; empty without engines."""
+        """How many prompts were computed where, by outcome. Empty without prefill replicas."""
         return dict(self._num_by_outcome.items()) if self._engines else {}
 
     @property
     def num_live(self) -> int:
-        """Prompts that are being computed."""
+        """The number of prefills in progress."""
         return len(self._live)
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
     def source_of(self, request: AddRequest, answering: RemoteEngine) -> str:
-        """Where the blocks of a request's prompt come from, "" if from nowhere. It has been routed to `answering`. For
-        a request that was sent before, the answer is the same as then, unless that source is gone."""
+        """Return the address from which `answering`, the request's replica, can fetch the blocks of the prompt, or ""
+        if there is none. May begin a prefill. For a request that was sent before, the result is the same as then,
+        unless that source is gone."""
         if not self._engines:
             return ""
         source = self._sources.get(request.request_id)
@@ -100,18 +102,18 @@ class Prefills:
         return source
 
     def end(self, request_id: str, outcome: Outcome) -> None:
-        """A request has ended: its prompt is not needed any more."""
+        """Stop a request's prefill, because the request has ended."""
         self._sources.pop(request_id, None)
         self._stop(request_id, outcome)
 
     def end_late(self) -> None:
-        """Prompts that have taken too long are not waited for."""
+        """Give up prefills that have taken too long."""
         now_s = self._now()
         for prefill in [prefill for prefill in self._live.values() if prefill.until_s < now_s]:
             self._stop(prefill.request_id, "failed")
 
     def _begin(self, request: AddRequest, answering: RemoteEngine) -> str:
-        """Have a prompt computed by one of the engines, if that is better."""
+        """Begin a prefill on one of the engines if that is better. Returns the source of its blocks, or ""."""
         info, params = answering.info, request.params
         assert info is not None and params is not None
         prompt, block_size = request.prompt_token_ids, info.block_size
@@ -162,7 +164,7 @@ class Prefills:
         )
 
     def _limit_s(self, choice: PrefillChoice, place: int) -> float:
-        """How long a prompt is waited for that has just been routed."""
+        """The time limit for a prefill that has just been routed."""
         expected_s = SLOW_PREFILL * choice.prefill_token_s * self.router.num_prompt_tokens(place)
         return min(max(LEAST_PREFILL_S, expected_s), MOST_PREFILL_S) if expected_s else MOST_PREFILL_S
 
@@ -180,15 +182,15 @@ class Prefills:
     # ---- what the engines say -------------------------------------------------------------------------------------
 
     def deliver(self, deltas: Sequence[Delta]) -> None:
-        """The tokens of a prefill mean nothing, its end does."""
+        """Handle deltas of prefills. Their tokens are ignored; only their ends count."""
         for delta in deltas:
             prefill = self._live.get(delta.request_id)
             if prefill is not None and delta.is_last:
                 self._note_end(prefill, "elsewhere" if delta.error is None else "failed")
 
     def note_loss(self, engine: RemoteEngine) -> None:
-        """An engine is gone. The replicas that answer notice by themselves that no blocks come; none asks that process
-        again."""
+        """Note that a prefill replica is gone. The replicas that answer notice themselves that no blocks arrive; here
+        that source is removed, so that no request uses it again."""
         for prefill in [prefill for prefill in self._live.values() if prefill.engine is engine]:
             self._note_end(prefill, "failed")
         address = "" if engine.info is None else f"{engine.info.blocks_at}#"
@@ -198,13 +200,14 @@ class Prefills:
 
 
 def digests_of(request: AddRequest, num_blocks: int, block_size: int) -> Sequence[bytes]:
-    """Of the first blocks of a prompt."""
+    """The digests of the first blocks of a prompt."""
     tokens = tuple(request.prompt_token_ids[: num_blocks * block_size])
     return block_digests(root_digest(request.options.cache_salt), tokens, block_size)
 
 
 def _message(prefill_id: str, request: AddRequest, num_tokens: int) -> AddRequest:
-    """A request for one token after the beginning of another one's prompt: what it leaves are the blocks."""
+    """A request that computes the first `num_tokens` tokens of another request's prompt and one output token. Its
+    purpose is the blocks that it leaves."""
     options = RequestOptions(
         priority=request.options.priority,
         tenant=request.options.tenant,

@@ -1,8 +1,8 @@
-"""Requests that may be what kills engines.
+"""Limits requests that may be the cause of engine crashes.
 
-A request that `SUSPECT_DEATHS` engines have had when they died, without a token for it in between, is a suspect. Few
-suspects run at a time beside the other requests: half as many after each death, one more with each that gets a token.
-A suspect that ran as the only one when `MAX_TRIALS` engines died is guilty.
+A request is a suspect if `SUSPECT_DEATHS` engines have died while they had it, without a token for it in between. The
+number of suspects that run at a time is limited: the limit halves after each death, and grows by one with each suspect
+that gets a token. A suspect is guilty if it was the only running one when `MAX_TRIALS` engines died.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from dataclasses import dataclass
 SUSPECT_DEATHS = 2
 MAX_TRIALS = 3
 MOST_RUNNING = 16
-"""Suspects that run at a time, in the beginning."""
+"""The initial and largest number of suspects that run at a time."""
 
 
 @dataclass(slots=True)
 class Suspicion:
-    """What speaks against a request."""
+    """The evidence against a request."""
 
     num_deaths: int = 0
-    """Of engines that had it, since its last token."""
+    """Deaths of engines that had it, since its last token."""
     num_trials: int = 0
-    """Of these, those where it was the only suspect."""
+    """Deaths among these where it was the only running suspect."""
     is_running: bool = False
-    """Whether an engine has it as a suspect."""
+    """Whether it runs as a suspect."""
 
 
 class Quarantine:
-    """Decides by request ids; knows no engines."""
+    """Decides which requests may run. It knows requests by id, and no engines."""
 
     def __init__(self) -> None:
         self._suspicions: dict[str, Suspicion] = {}
@@ -38,7 +38,7 @@ class Quarantine:
 
     @property
     def suspicions(self) -> Mapping[str, Suspicion]:
-        """Of the requests that an engine has died with; empty as a rule."""
+        """Suspicions by id, for requests that an engine had when it died. Usually empty."""
         return self._suspicions
 
     def admits(self, request_id: str) -> bool:
@@ -54,7 +54,7 @@ class Quarantine:
         return True
 
     def note_death(self, request_ids: Collection[str]) -> None:
-        """An engine has died that had these requests."""
+        """Note the death of an engine that had these requests."""
         suspicions = [self._suspicions.setdefault(request_id, Suspicion()) for request_id in request_ids]
         tried = [suspicion for suspicion in suspicions if suspicion.is_running]
         for suspicion in suspicions:
@@ -67,12 +67,12 @@ class Quarantine:
             tried[0].num_trials += 1
 
     def is_guilty(self, request_id: str) -> bool:
-        """Whether the request is not to be sent to any engine any more."""
+        """Whether the request must not be sent to any engine again."""
         suspicion = self._suspicions.get(request_id)
         return suspicion is not None and suspicion.num_trials >= MAX_TRIALS
 
     def release(self, request_id: str) -> bool:
-        """It got a token, or has ended. Returns whether another suspect may run now."""
+        """Clear a request that got a token or has ended. Returns whether another suspect may run now."""
         suspicion = self._suspicions.pop(request_id, None)
         if suspicion is None or not suspicion.is_running:
             return False

@@ -1,15 +1,15 @@
-"""Engines on a Ray cluster: Ray places them on nodes and GPUs, watches those, and starts engines again elsewhere.
+"""Runs engines on a Ray cluster: Ray places them on nodes and GPUs, watches the nodes and restarts engines elsewhere.
 
     front end ──► actor "headway-0" on some node ──► engine process        Ray: where, how many GPUs, is the node alive
         └───────────────── TCP ──────────────────────────┘                 ours: requests, tokens, heartbeats, caches
 
 An actor starts the engine process when it is first asked for its address, and again when it is asked after the process
-died. When the actor or its node dies, Ray makes the actor anew where there is room. Its name is the same for all front
-ends of the cluster, so they share the engines; the secret that they need comes from the actor: who may use the cluster
-may use its engines. An engine that ended because it was asked to takes its actor along. So does one that died, unless
-the actor is asked for another within `LINGER_S`.
+died. When the actor or its node dies, Ray recreates the actor where there is room. Its name is the same for all front
+ends of the cluster, so they share the engines. They get the engine's secret from the actor, so anyone who may use the
+cluster may use its engines. When an engine ends as requested, its actor ends too. When an engine dies, its actor ends
+unless it is asked for another engine within `LINGER_S`.
 
-Every call of Ray's blocks, so it is made in a thread. Ray is an extra; without it nothing of this file is used.
+Every call of Ray blocks, so it is made in a thread. Ray is an optional dependency; without it this file is not used.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ _Result = TypeVar("_Result")
 
 NAMESPACE = "headway"
 PLACED_S = 60.0
-"""How long the cluster may take to find room for an engine, or to say where one is."""
+"""How long the cluster may take to place an engine's actor, or to find an existing one."""
 SECRET_BYTES = 32
 
 
 class EngineActor:
-    """Lives in a process of Ray's on the node of its engine. Several threads may call it."""
+    """Starts and holds one engine process. It runs in a Ray process on the engine's node, and several threads may call
+    it."""
 
     def __init__(self, start: dict[str, Any], factory: str | None) -> None:
         self._start = start
@@ -61,8 +62,8 @@ class EngineActor:
         self._address = ("", 0)
 
     def address(self) -> tuple[str, int, str, int]:
-        """Host, port, secret and process id of an engine that is ready. Starts one if there is none; raises with the
-        engine's own words if it cannot be."""
+        """Return host, port, secret and process id of a ready engine, after starting one if there is none. Raises
+        `EngineStartError` with the engine's message if that fails."""
         with self._starting:
             if self._process is None or self._process.poll() is not None:
                 self._launch()
@@ -70,19 +71,19 @@ class EngineActor:
             return (*self._address, self._secret, self._process.pid)
 
     def kill(self, pid: int) -> None:
-        """End this engine process, if it is still the one."""
+        """Kill the engine process, if it still has this id."""
         process = self._process
         if process is not None and process.pid == pid:
             process.kill()
 
     def host(self) -> str:
-        """The address of its node; answers while an engine starts."""
+        """Return the address of its node, also while an engine starts."""
         import ray
 
         return str(ray.util.get_node_ip_address())
 
     def _end(self) -> None:
-        """Leave the cluster."""
+        """End this actor without a restart."""
         import ray
 
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
@@ -112,7 +113,7 @@ class EngineActor:
             threading.Thread(target=self._follow, args=(ours, self._process), daemon=True).start()
 
     def _await_ready(self, engine: socket.socket) -> None:
-        """As long as it gives signs of life."""
+        """Wait until the engine is ready, as long as it gives signs of life. Raises `EngineStartError`."""
         engine.settimeout(START_SILENT_S)
         engine.sendall(pack(Start(**self._start)))
         frames = FrameReader()
@@ -129,8 +130,8 @@ class EngineActor:
         raise EngineStartError("The engine process ended while it was starting.")
 
     def _follow(self, parent: socket.socket, process: subprocess.Popen[bytes]) -> None:
-        """Read its heartbeats until it ends. If it ended because it was asked to, no engine is wanted here; if not,
-        front ends that want one ask for another."""
+        """Read the engine's heartbeats until it ends, then end the actor. After a failure wait first, because a front
+        end may ask for another engine."""
         with contextlib.suppress(OSError), parent:
             while parent.recv(2**16):
                 pass
@@ -142,10 +143,11 @@ class EngineActor:
 
 
 class RayCluster:
-    """A running cluster, or a local one that is started."""
+    """A running Ray cluster, or a local one started here."""
 
     def __init__(self, address: str | None = None, *, name: str = "headway") -> None:
-        """`address`: of the head node; None: RAY_ADDRESS, a cluster of this machine, or one that is started here."""
+        """`address`: the address of the head node. None: RAY_ADDRESS, a cluster on this machine, or one started
+        here."""
         try:
             import ray
         except ImportError as error:
@@ -158,7 +160,8 @@ class RayCluster:
                 raise ConfigError(f"There is no Ray cluster at '{address}': {error}") from error
 
     def specs(self, spec: EngineSpec, num_replicas: int) -> list[EngineSpec]:
-        """One for each replica: a GPU each where the cluster has any, otherwise a share of its cores."""
+        """One spec per replica: with GPUs if the cluster has any, otherwise with a share of its cores. Raises
+        `ConfigError` if there are too few GPUs."""
         import ray
 
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -175,8 +178,8 @@ class RayCluster:
 
 
 async def in_thread(call: Callable[[], _Result]) -> _Result:
-    """As `asyncio.to_thread`, for calls that may take minutes: each has a thread of its own, and the process does not
-    wait for it when it ends."""
+    """Like `asyncio.to_thread`, for calls that may take minutes: each call has a separate thread, and the process does
+    not wait for it at exit."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[_Result] = loop.create_future()
 
@@ -202,7 +205,7 @@ async def in_thread(call: Callable[[], _Result]) -> _Result:
 
 
 def cores_each(cores_of_nodes: Sequence[int], num_replicas: int) -> int:
-    """The most cores that each of the replicas can have, each on one node; 1 where there are too few."""
+    """The most cores that every replica can have, with each replica on one node; 1 if there are too few."""
     for num_cores in range(max(cores_of_nodes, default=1), 1, -1):
         if sum(cores // num_cores for cores in cores_of_nodes) >= num_replicas:
             return num_cores
@@ -210,7 +213,7 @@ def cores_each(cores_of_nodes: Sequence[int], num_replicas: int) -> int:
 
 
 class RayHome:
-    """Where a replica's process comes from: the actor of this name, made if there is none."""
+    """Gets a replica's process from the actor of this name, which is created if there is none."""
 
     is_shared = True
 
@@ -221,7 +224,7 @@ class RayHome:
 
     @property
     def num_gpus(self) -> int:
-        """That the engine has."""
+        """The number of GPUs that the engine has."""
         return self._needs["num_gpus"]
 
     async def open(self, start: Start) -> tuple[socket.socket, EngineProcess]:
@@ -265,7 +268,7 @@ class RayHome:
 
 
 class RemoteProcess:
-    """An engine process on some node. How it ended is known there."""
+    """An engine process on another node. Its exit status is not known here."""
 
     returncode: int | None = None
 
@@ -274,7 +277,7 @@ class RemoteProcess:
         self._actor = actor
 
     def kill(self) -> None:
-        """Ask its actor to; if that is gone, so is the process."""
+        """Ask its actor to kill the process. If the actor is gone, so is the process."""
         self._actor.kill.remote(self.pid)
 
     async def wait(self) -> int:

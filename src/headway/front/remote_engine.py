@@ -1,4 +1,4 @@
-"""What sending a request to an engine needs of it: a `Replica`, or what a test has in its place."""
+"""The interface of an engine to which requests are sent: a `Replica`, or a substitute in tests."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from headway.wire.messages import AddRequest, EngineReady
 
 
 class RemoteEngine(Protocol):
-    """Its place among others does not change, the process behind may."""
+    """An engine with a fixed place among others. Its process may be replaced."""
 
     place: int
     info: EngineReady | None
-    """What it said of itself when it got ready, the last time."""
+    """The description that it sent when it was last ready."""
     stats: EngineStats
-    """As of its last step."""
+    """Statistics as of its last step."""
     is_leaving: bool
-    """Whether it has said that it takes no requests any more."""
+    """Whether it has announced that it takes no more requests."""
 
     @property
     def is_ready(self) -> bool:
         """Whether it takes requests."""
 
     def add(self, request: AddRequest) -> None:
-        """Hand it a request. `InvalidRequestError` if it does not fit into a message."""
+        """Send it a request. Raises `InvalidRequestError` if the request does not fit into a message."""
 
     def abort(self, request_id: str) -> None:
-        """End a request there; nothing more comes of it."""
+        """Abort a request. No delta follows for it."""

@@ -4,7 +4,7 @@
                   ▲           │ the process dies, or hangs and is killed
                   └─ back-off ┘
 
-`supervision` says when it counts as hanging. Everything here belongs to one event loop.
+`supervision` decides when a process counts as hanging. Everything here belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ IDLE = "the replica is not needed"
 
 
 class ReplicaOwner(Protocol):
-    """What a replica tells of itself."""
+    """The receiver of a replica's messages and state changes."""
 
     def receive(self, replica: Replica, news: News) -> None:
-        """Something came from it."""
+        """The replica sent a message."""
 
     def note_ready(self, replica: Replica) -> None:
-        """It takes requests, and has none."""
+        """The replica now takes requests, and has none yet."""
 
     def note_loss(self, replica: Replica) -> None:
-        """It took requests, and is gone with them: nothing more comes."""
+        """The replica took requests and is gone with them; no more messages arrive."""
 
     def note_problem(self, replica: Replica) -> None:
-        """It has a problem now, or has none any more."""
+        """The replica's problem has begun or ended."""
 
 
 class Replica:
@@ -60,18 +60,18 @@ class Replica:
     ) -> None:
         self.place = place
         self.role: Role | None = None if spec.blocks is None else spec.blocks.role
-        """None: it computes prompts and answers."""
+        """Its role, or None if it does both prefill and decode."""
         self.info: EngineReady | None = None
-        """What the engine said of itself when it got ready; stays while it is being restarted."""
+        """The description that the engine sent when it was ready. It is kept during a restart."""
         self.stats = EngineStats()
-        """As of the last step. Counters go on over restarts."""
+        """Statistics as of the last step. Counters continue over restarts."""
         self.num_restarts = 0
         self.epoch = 0
-        """Grows whenever a process is gone: what one has said of itself does not hold for the next."""
+        """A number that grows whenever a process is gone, since the state of one process is not valid for the next."""
         self.is_leaving = False
-        """Whether this process has said that it takes no requests any more. Those that it has may end there."""
+        """Whether this process takes no more requests. Those that it has may still end there."""
         self.is_idle = is_idle
-        """Whether it is to have no process, until it is started."""
+        """Whether it intentionally has no process until `start` is called."""
         self._spec = spec
         self._owner = owner
         self._watchdog = Watchdog(patience)
@@ -89,8 +89,8 @@ class Replica:
     # ---- its life -------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the engine and wait until it takes requests; `EngineStartError` if it cannot. From then on it is
-        started again whenever it ends."""
+        """Start the engine and wait until it takes requests. Raises `EngineStartError` if it cannot. Afterwards it is
+        restarted whenever it ends."""
         if self.is_idle:
             self.is_idle = self._closing = False
             self._state = "the engine is starting"
@@ -104,8 +104,9 @@ class Replica:
         self._tasks.append(asyncio.create_task(self._keep_running()))
 
     async def shutdown(self, drain_s: float = 0.0) -> None:
-        """Let its requests go on for at most `drain_s` seconds, and end the process: it has `EXIT_GRACE_S` for that
-        and what it has asked for, and none if it gives no sign of life. Called again, it does not wait."""
+        """Let its requests run for at most `drain_s` seconds, and end the process. To exit, the process has
+        `EXIT_GRACE_S` and the extra time that it has asked for, but none if it gives no sign of life. A second call
+        does not wait for requests."""
         deadline_s = asyncio.get_running_loop().time() + drain_s + self._exit_s
         is_first, self._closing = not self._closing, True
         self._state = "the server is shutting down"
@@ -125,14 +126,14 @@ class Replica:
             await self._process.end()
 
     async def stop(self, drain_s: float) -> None:
-        """As `shutdown`, but it can be started again."""
+        """Shut down such that it can be started again."""
         self._leave()
         await self.shutdown(drain_s)
         self.is_idle, self._state = True, IDLE
 
     async def restart(self, drain_s: float) -> None:
-        """Replace the process: it takes no new requests, and what it still has after `drain_s` seconds it gives back.
-        Returns when the next one is ready."""
+        """Replace the process. It takes no new requests, and requests left after `drain_s` seconds continue elsewhere.
+        Returns when the next process is ready."""
         process = self._connection
         if process is not None and not self._closing:
             self._leave()
@@ -155,7 +156,7 @@ class Replica:
 
     @property
     def answers(self) -> bool:
-        """Whether requests are sent here; if not, it computes prompts for replicas that answer."""
+        """Whether it answers requests. If not, it computes prompts for replicas that do."""
         return self.role != "prefill"
 
     @property
@@ -165,24 +166,24 @@ class Replica:
 
     @property
     def problem(self) -> str | None:
-        """Why it is not healthy, if it is not; may be shown to any client."""
+        """Why it is unhealthy, or None. The text may be shown to any client."""
         return self._state or self._watchdog.problem
 
     @property
     def pid(self) -> int | None:
-        """The process behind, if there is one that takes requests."""
+        """The id of the process, if it takes requests."""
         return None if self._connection is None else self._connection.pid
 
     # ---- messages to it -------------------------------------------------------------------------------------------
 
     def send(self, message: Any) -> None:
-        """Hand it a message, unless it is gone. What cannot be packed raises."""
+        """Send it a message, unless it is gone. Raises if the message cannot be packed."""
         if self._connection is not None:
             self._connection.send(message)
 
     def add(self, request: AddRequest) -> None:
-        """Hand it a request. Parameters that are those of the request before travel once. `InvalidRequestError` if it
-        does not fit into a message."""
+        """Send it a request. Parameters equal to those of the previous request are not sent again. Raises
+        `InvalidRequestError` if the request does not fit into a message."""
         is_known = request.params is self._sent_params
         try:
             self.send(msgspec.structs.replace(request, params=None) if is_known else request)
@@ -191,7 +192,7 @@ class Replica:
         self._sent_params = request.params
 
     def abort(self, request_id: str) -> None:
-        """End a request there. All aborts of one turn of the event loop travel together."""
+        """Abort a request. All aborts of one turn of the event loop are sent together."""
         if not self._aborted:
             asyncio.get_running_loop().call_soon(self._send_aborts)
         self._aborted.append(request_id)
@@ -239,7 +240,7 @@ class Replica:
         self._owner.note_ready(self)
 
     def _note_loss(self, connection: EngineConnection) -> None:
-        """No more news from this process."""
+        """Note that no more messages come from this process."""
         self.epoch += 1
         if connection is self._connection:
             self._connection = None
@@ -250,13 +251,13 @@ class Replica:
             self._owner.note_loss(self)
 
     def _forget_state(self) -> None:
-        """What ran and held blocks went with its process; what was counted stays."""
+        """Reset the state that was lost with the process. Counters stay."""
         self.stats.forget_state()
         if self.info is not None:
             self.stats.blocks.num_free_blocks = self.info.num_blocks
 
     async def _keep_running(self) -> None:
-        """Start the engine again whenever it ends, unless it was asked to."""
+        """Restart the engine whenever it ends without having been asked to."""
         while not self._closing:
             assert self._process is not None
             await self._process.lost.wait()
@@ -267,7 +268,7 @@ class Replica:
             await self._restart(f"the engine process ended with status {status}", served_s)
 
     async def _restart(self, why: str, served_s: float) -> None:
-        """Try until it is ready again."""
+        """Try to start the engine until it is ready again."""
         while True:
             delay_s = self._backoff.next_delay_s(served_s=served_s)
             logger.error("%s; it is started again in %g s", why, delay_s)
@@ -282,7 +283,7 @@ class Replica:
                 return
 
     async def _watch(self) -> None:
-        """Let time pass for the watchdog, and do as it says."""
+        """Advance the watchdog's time, and act on its verdict."""
         tick_s = min(TICK_S, self._watchdog.patience.heartbeat_s)
         loop = asyncio.get_running_loop()
         before_s = loop.time()
@@ -298,7 +299,7 @@ class Replica:
                 process.kill()
 
     def _note_problem(self, problem: str | None) -> None:
-        """Once when it begins, once when it is over."""
+        """Log a problem once when it begins and once when it is over, and tell the owner."""
         if problem is not None and self._was_well:
             logger.error("%s", problem)
         elif problem is None and not self._was_well and self._connection is not None:

@@ -1,9 +1,9 @@
-"""Where a request's time went if several engines had it one after the other.
+"""Measures the phases of a request that several engines had one after the other.
 
     arrival ──queue──► begun ──prefill──► first token ──decode──► end        the first of each counts
 
-An engine knows only what happened there: for a request that goes on, it came anew, and had its first token before its
-first step. What happened before is known here.
+An engine knows only what happened in it: to the engine, a continued request has just arrived and had its first token
+before its first step. The earlier times are kept here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headway.wire.messages import RequestTimings
 
 
 class RequestPhases:
-    """Of one request. All times are of one clock that never goes back."""
+    """The phases of one request. All times are of one monotonic clock."""
 
     __slots__ = ("_arrival_s", "_begun_s", "_first_token_s", "_has_moved")
 
@@ -25,22 +25,22 @@ class RequestPhases:
         self._has_moved = False
 
     def note_begun(self, at_s: float) -> None:
-        """An engine has computed something for it."""
+        """Note that an engine has computed something for it."""
         if self._begun_s is None:
             self._begun_s = at_s
 
     def note_token(self, at_s: float) -> None:
-        """A token has come."""
+        """Note a token."""
         if self._first_token_s is None:
             self._first_token_s = at_s
 
     def note_move(self) -> None:
-        """It goes on in another engine."""
+        """Note that the request moves to another engine."""
         self._has_moved = True
 
     def timings(self, last: RequestTimings, now_s: float) -> RequestTimings:
-        """Of a request that ends now; `last` is what its last engine says. None of the phases is below zero, and all
-        that happened in the first engine counts."""
+        """The timings of a request that ends now. `last` are the timings from its last engine. No phase is negative,
+        and times in earlier engines are included."""
         if not self._has_moved:
             return last
         first_there_s = now_s - last.decode_s

@@ -1,12 +1,13 @@
-"""Requests that are open, whatever happens to the engines that have them.
+"""Keeps requests open while their engines are lost and replaced.
 
     open ──► sent to an engine ──► deltas, delivered to the reader ──► the last one
      │            ▲        │ the engine dies, hangs or shuts down
      └─► queued ──┘ ◄──────┘
 
-A request whose engine is gone goes on in another one, or in the same when that is back: with the tokens that were
-delivered, after which come the tokens that it would have had there. Its reader sees a pause. One that has been queued
-for too long ends with an error, and so does one that kills engines (`quarantine`).
+A request whose engine is gone continues in another one, or in the same one when that is back. It is sent with the
+tokens already delivered, and the next tokens are the ones that it would have had in the first engine. Its reader only
+sees a pause. A request that is queued for too long ends with an error, and so does one that kills engines
+(`quarantine`).
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class OpenRequest:
         self.stream = stream
         self.phases = RequestPhases(now_s)
         self.engine: RemoteEngine | None = None
-        """Which has it; None: it is queued."""
+        """The engine that has it. None: it is queued."""
         self.queued_s = now_s
-        """Since when, if it is."""
+        """The time at which it was queued, if it is."""
         self._request = request
         self._delivered: list[Delivered] | None = None
         params = request.params
@@ -50,7 +51,7 @@ class OpenRequest:
             self._delivered = [Delivered([]) for _ in range(params.n)]
 
     def note(self, delta: Delta, now_s: float) -> None:
-        """Remember what its reader gets."""
+        """Remember a delta that is delivered to the reader."""
         if delta.token_ids or delta.progress is not None:
             self.phases.note_token(now_s)
         if delta.timings is not None:
@@ -62,17 +63,17 @@ class OpenRequest:
                 self._delivered[delta.index] = Delivered(own.token_ids, True)
 
     def message(self) -> AddRequest:
-        """What an engine is to do now."""
+        """The request to send to an engine now, with the tokens delivered so far."""
         if self._delivered is None or not any(own.token_ids or own.is_finished for own in self._delivered):
             return self._request
         return msgspec.structs.replace(self._request, delivered=self._delivered)
 
 
 class Resumption:
-    """Has requests sent, delivers what engines say of them, and has them sent again when an engine is gone."""
+    """Sends requests, delivers their deltas to readers, and sends them again when an engine is gone."""
 
     def __init__(self, dispatch: Dispatch, *, resumes: bool, now: Callable[[], float]) -> None:
-        """Without `resumes`, requests end with the engine that has them."""
+        """Without `resumes`, requests fail when their engine ends."""
         self._dispatch = dispatch
         self._resumes = resumes
         self._now = now
@@ -80,7 +81,7 @@ class Resumption:
         self._open: dict[str, OpenRequest] = {}
         self._quarantine = Quarantine()
         self.num_resumed = 0
-        """How many times a request went on in another process."""
+        """How many times a request was continued in another process."""
 
     @property
     def num_open(self) -> int:
@@ -89,14 +90,14 @@ class Resumption:
 
     @property
     def num_queued(self) -> int:
-        """Of these, those that no engine has."""
+        """Open requests that no engine has."""
         return sum(own.engine is None for own in self._open.values())
 
     # ---- what clients want ----------------------------------------------------------------------------------------
 
     def open(self, request: AddRequest, stream: RequestStream | None = None) -> RequestStream | None:
-        """Send a request, or queue it until an engine takes it; None if neither can be. Raises `InvalidRequestError`
-        if its id is in use, or if it does not fit into a message."""
+        """Send a request, or queue it until an engine takes it. Returns its stream, or None if neither is possible.
+        Raises `InvalidRequestError` if its id is in use or it does not fit into a message."""
         request_id = request.request_id
         if request_id in self._open:
             raise InvalidRequestError(f"Request id '{request_id}' is already in use.", param="request_id")
@@ -109,31 +110,31 @@ class Resumption:
         return stream
 
     def abort(self, request_id: str) -> None:
-        """Its reader has left."""
+        """Abort a request whose reader has left."""
         own = self._end(request_id, "aborted")
         if own is not None and own.engine is not None:
             own.engine.abort(request_id)
 
     def fail_overdue(self, limit_s: float) -> None:
-        """End the requests that have been queued for longer."""
+        """Fail the requests that have been queued for longer than `limit_s`."""
         oldest_s = self._now() - limit_s
         for own in list(self._open.values()):
             if own.engine is None and own.queued_s < oldest_s:
                 self._fail(own, ENGINE_STOPPED)
 
     def close(self) -> None:
-        """From now on no request is sent to an engine."""
+        """Send no more requests to engines."""
         self._closing, self._resumes = True, False
 
     def fail_all(self) -> None:
-        """No engine is left."""
+        """Fail all open requests, when no engine is left."""
         for own in list(self._open.values()):
             self._fail(own, ENGINE_STOPPED)
 
     # ---- what engines say -----------------------------------------------------------------------------------------
 
     def deliver(self, engine: RemoteEngine, step: StepBatch) -> None:
-        """Give readers what an engine has made in a step."""
+        """Deliver the deltas of an engine's step to the readers."""
         requests, now_s = self._open, self._now()
         note_tokens = self._dispatch.note_tokens if self._dispatch.counts else None
         suspicions = self._quarantine.suspicions
@@ -160,7 +161,7 @@ class Resumption:
             own.stream.push(delta)
 
     def note_loss(self, engine: RemoteEngine) -> None:
-        """An engine is gone: what it had goes on elsewhere, or ends."""
+        """Note that an engine is gone. Its requests continue in other engines, or fail."""
         lost = [own for own in self._open.values() if own.engine is engine]
         for own in lost:
             own.engine = None
@@ -174,21 +175,21 @@ class Resumption:
                 self._move(own)
 
     def send_queued(self) -> int:
-        """An engine takes requests: send those that are queued. Returns how many were sent, or ended."""
+        """Send the queued requests, now that an engine takes requests. Returns how many were sent or failed."""
         queued = [own for own in self._open.values() if own.engine is None]
         return sum(own.engine is None and own.request_id in self._open and self._send_again(own) for own in queued)
 
     # ---- one request ----------------------------------------------------------------------------------------------
 
     def _send(self, own: OpenRequest) -> bool:
-        """Send it to an engine, if one takes it."""
+        """Send a request, if an engine takes it. Returns whether one did."""
         if self._closing or not self._dispatch.is_possible or not self._quarantine.admits(own.request_id):
             return False
         own.engine = self._dispatch.send(own.message())
         return True
 
     def _send_again(self, own: OpenRequest) -> bool:
-        """As `_send`, for a request that was taken before: what is wrong with it ends its stream."""
+        """Like `_send`, for a request that was accepted before: if it is invalid, its stream ends with the error."""
         try:
             return self._send(own)
         except InvalidRequestError as error:
@@ -196,7 +197,7 @@ class Resumption:
             return True
 
     def _move(self, own: OpenRequest) -> None:
-        """It goes on in another engine."""
+        """Continue a request in another engine, or queue it."""
         self.num_resumed += 1
         own.phases.note_move()
         self._dispatch.withdraw(own.request_id)
@@ -216,6 +217,6 @@ class Resumption:
         return own
 
     def _release(self, own: OpenRequest) -> None:
-        """It is no suspect any more; another one may run in its place."""
+        """Clear a request of suspicion. Another suspect may run in its place."""
         if self._quarantine.release(own.request_id):
             self.send_queued()

@@ -1,17 +1,17 @@
-"""Which replica gets a request: the same code in the server and in the simulator.
+"""Chooses the replica for each request, with the same code in the server and in the simulator.
 
     tokens to compute     of requests that were sent to a replica: what their prompts had uncached, until the first
                           token comes, and the tokens that their answers are expected to have, as they come
     cache index           digests of the blocks that each replica's prefix cache holds, as it reports them
 
-`prefix-aware` adds to a replica's tokens what of this request it would have to compute, and takes the smallest sum: the
-longest known beginning wins unless the replica has more other tokens to compute than that saves. Tokens up to the
-average of all replicas count only a quarter: one of many replicas always has next to nothing to do, and compared with
-that one a prefix would be computed again wherever a request has just ended (a fifth less was found among 16). A replica
-whose batch is full comes after those with a seat, so a prefix that many requests have spreads before they queue for it.
-Of equals the one with fewer requests is taken, and of these each in turn.
+`prefix-aware` adds the tokens of this request that a replica would have to compute to the replica's other tokens, and
+chooses the smallest sum. The longest cached prefix wins unless its replica has more other tokens to compute than the
+prefix saves. Tokens up to the average of all replicas count only a quarter: one of many replicas always has almost
+nothing to do, and a prefix would be computed again wherever a request has just ended (with 16 replicas a fifth less was
+found in caches). A replica with a full batch comes after those with a free seat, so a prefix shared by many requests
+spreads before they queue for it. Ties go to the replica with fewer requests, then to each in turn.
 
-Reports are numbered. After one that was lost, a replica's blocks count as unknown until it has reported all of them.
+Reports are numbered. After a lost report a replica's blocks count as unknown until it has reported its whole cache.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ ROUTERS: Mapping[str, str] = {
     "prefix-aware": "the replica with the fewest tokens to compute, this request's uncached ones among them",
 }
 EXPECTED_TOKENS = 256
-"""How long an answer is taken for, where nothing predicts it and it may be longer."""
+"""The largest assumed length of an answer without a prediction, in tokens."""
 
 
 @dataclass(slots=True)
 class _Routed:
-    """A request that a replica has."""
+    """A request that was routed to a replica."""
 
     place: int
     num_prompt_tokens: int
-    """Of its prompt, what was not cached there; 0 once its first token is out."""
+    """Prompt tokens that were not cached there; 0 once its first token was sampled."""
     num_answer_tokens: int
-    """What its answer is expected to have yet."""
+    """Tokens that its answer is still expected to get."""
     announced: Sequence[bytes]
-    """Blocks that others may count on while it computes them."""
+    """Digests of the blocks that it is computing, which other requests may count on."""
 
 
 @dataclass(slots=True)
@@ -50,9 +50,9 @@ class _Replica:
     num_tokens: int = 0
     num_requests: int = 0
     num_prompt_tokens: int = 0
-    """Of `num_tokens`, what is of prompts."""
+    """The prompt tokens among `num_tokens`."""
     num_generating: int = 0
-    """Of `num_requests`, those whose first token is out."""
+    """The requests among `num_requests` that have their first token."""
     is_suspended: bool = False
 
 
@@ -62,10 +62,10 @@ _ABSENT = 3 << _RANK_BITS
 
 
 class Router:
-    """Chooses, and keeps count of what it has chosen."""
+    """Chooses replicas, and counts the requests and tokens that it has routed to each."""
 
     def __init__(self, name: str, *, block_size: int, counts_uncached: bool = False) -> None:
-        """`counts_uncached`: what caches hold is asked for although no choice depends on it, for `num_uncached`."""
+        """`counts_uncached`: look up digests even if the choice does not depend on them, for `num_uncached`."""
         if name not in ROUTERS:
             raise ConfigError(f"router must be one of {', '.join(ROUTERS)}; not {name!r}.")
         self.name = name
@@ -80,17 +80,17 @@ class Router:
 
     @property
     def needs_digests(self) -> bool:
-        """Whether it matters what caches hold."""
+        """Whether the content of caches matters."""
         return self.name == "prefix-aware" or self._counts_uncached
 
     def add(self, place: int, *, max_num_seqs: int) -> None:
-        """A replica takes requests, with an empty cache and nothing to do."""
+        """Add a replica that takes requests. It has an empty cache and nothing to do."""
         self._keys += [_ABSENT] * (place + 1 - len(self._keys))
         self._replicas[place] = _Replica(max_num_seqs)
         self._count(place)
 
     def remove(self, place: int) -> None:
-        """It takes none any more; those that it had are forgotten."""
+        """Remove a replica and forget its requests."""
         self.index.forget(place)
         replica = self._replicas.pop(place, None)
         if replica is not None:
@@ -100,7 +100,7 @@ class Router:
                 self.index.withdraw(place, self._routed.pop(request_id).announced)
 
     def suspend(self, place: int, is_suspended: bool) -> None:
-        """Whether a replica is to get requests only if no other can."""
+        """Set whether a replica gets requests only if no other replica can."""
         replica = self._replicas.get(place)
         if replica is not None and replica.is_suspended != is_suspended:
             replica.is_suspended = is_suspended
@@ -112,11 +112,11 @@ class Router:
         return any(not replica.is_suspended for replica in self._replicas.values())
 
     def num_tokens(self, place: int) -> int:
-        """What a replica has to compute, as far as is known here."""
+        """The tokens that a replica has to compute, as counted here."""
         return self._replicas[place].num_tokens
 
     def num_prompt_tokens(self, place: int) -> int:
-        """What of that is of prompts."""
+        """The prompt tokens that a replica has to compute."""
         return self._replicas[place].num_prompt_tokens
 
     def num_generating(self, place: int) -> int:
@@ -124,7 +124,7 @@ class Router:
         return self._replicas[place].num_generating
 
     def num_uncached(self, request_id: str) -> int:
-        """Of a routed request's prompt, what its replica has to compute yet; 0 once its first token is out."""
+        """The prompt tokens of a routed request that its replica still has to compute; 0 after its first token."""
         return self._routed[request_id].num_prompt_tokens
 
     def route(
@@ -135,7 +135,8 @@ class Router:
         num_answer_tokens: int,
         digests: Callable[[], Sequence[bytes]],
     ) -> int:
-        """The replica for a request. `digests`, of the full blocks of its prompt, are asked for only if they matter."""
+        """Choose the replica for a request and count it there. `digests` returns those of the prompt's full blocks; it
+        is called only if they matter."""
         if not self._replicas:
             raise ValueError("there is no replica to choose from")
         known = digests() if self.needs_digests and (len(self._replicas) > 1 or self._counts_uncached) else ()
@@ -154,7 +155,8 @@ class Router:
         return place
 
     def note_elsewhere(self, request_id: str, num_left: int) -> None:
-        """Another replica computes its prompt, but for `num_left` tokens; its blocks are still going to be here."""
+        """Note that another replica computes a request's prompt except for `num_left` tokens. The blocks are still
+        expected in this replica's cache."""
         routed = self._routed[request_id]
         num_spared = routed.num_prompt_tokens - num_left
         routed.num_prompt_tokens = num_left
@@ -162,7 +164,7 @@ class Router:
         self._count(routed.place, -num_spared)
 
     def note_tokens(self, request_id: str, num_tokens: int) -> None:
-        """Tokens of its answer have come."""
+        """Note new tokens of a request's answer."""
         routed = self._routed.get(request_id)
         if routed is not None:
             num_done = min(num_tokens, routed.num_answer_tokens)
@@ -173,7 +175,7 @@ class Router:
             self._withdraw(routed)
 
     def end(self, request_id: str) -> None:
-        """It has ended, or moves."""
+        """Stop counting a request that has ended or moves to another replica."""
         routed = self._routed.pop(request_id, None)
         if routed is not None:
             if routed.num_prompt_tokens:
@@ -183,7 +185,7 @@ class Router:
             self._withdraw(routed)
 
     def _begin(self, routed: _Routed) -> None:
-        """Its prompt is computed."""
+        """Count a request as generating: its prompt is computed."""
         replica = self._replicas[routed.place]
         replica.num_prompt_tokens -= routed.num_prompt_tokens
         replica.num_generating += 1
@@ -197,8 +199,8 @@ class Router:
             routed.announced = ()
 
     def _count(self, place: int, num_tokens: int = 0, num_requests: int = 0) -> None:
-        """A replica has more to do, or less. Note how good a choice it is; smaller is better: has a seat, fewer tokens,
-        fewer requests. It is one number, so that a hundred replicas are compared in microseconds."""
+        """Change a replica's counts and update its key. Smaller keys are better: a free seat, then fewer tokens, then
+        fewer requests. The key is one number, so that a hundred replicas are compared in microseconds."""
         replica = self._replicas[place]
         replica.num_tokens += num_tokens
         replica.num_requests += num_requests
@@ -211,7 +213,7 @@ class Router:
         self._keys[place] = key
 
     def _next(self) -> int:
-        """The next one in turn, suspended ones only if there is no other."""
+        """The next replica in turn. Suspended replicas are used only if there is no other."""
         ranks = [key >> _RANK_BITS for key in self._keys]
         best = min(ranks)
         best = max(best, 1)  # a full batch does not count here
@@ -220,7 +222,7 @@ class Router:
         return chosen
 
     def _cheapest(self, found: Sequence[tuple[int, int]], num_prompt_tokens: int) -> tuple[int, int]:
-        """The replica, and how many of the prompt's blocks it has."""
+        """The replica with the lowest cost, and how many of the prompt's blocks it has."""
         place = lightest = self._lightest()
         if not found:
             return place, 0
@@ -235,12 +237,12 @@ class Router:
         return place, num_found
 
     def _cost(self, place: int, num_uncached: int) -> int:
-        """The key that a replica would have with this request, but for tokens up to the average: they count less."""
+        """The key that a replica would have with this request, except that its tokens up to the average count less."""
         up_to_average = min(self._replicas[place].num_tokens, self._num_tokens // len(self._replicas))
         return self._keys[place] + (num_uncached - up_to_average * 3 // 4 << _REQUEST_BITS)
 
     def _lightest(self) -> int:
-        """The replica with the least to do; of equals the next in turn."""
+        """The replica with the least to do; of equals, the next in turn."""
         keys = self._keys
         best = min(keys)
         try:
@@ -249,12 +251,12 @@ class Router:
             return keys.index(best)
 
     def _uncached(self, num_blocks: int, num_prompt_tokens: int) -> int:
-        """Of a prompt that is known to its end the last token is computed all the same."""
+        """Prompt tokens to compute. The last token of a fully cached prompt is computed all the same."""
         return max(num_prompt_tokens - num_blocks * self.block_size, 1)
 
 
 def expected_tokens(max_tokens: int, predicted_tokens: float | None) -> int:
-    """How many tokens an answer is going to have."""
+    """The expected number of tokens of an answer."""
     if predicted_tokens is not None:
         return max(1, min(int(predicted_tokens), max_tokens))
     return min(max_tokens, EXPECTED_TOKENS)

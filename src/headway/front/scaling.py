@@ -1,4 +1,4 @@
-"""How many replicas there are, where that follows the load."""
+"""Autoscaling: adjusts the number of replicas to the load."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ logger = logging.getLogger(__name__)
 SPARE_PART = 0.6
 TICK_S = 1.0
 DRAIN_S = 30.0
-"""What a replica gets for its requests when it is stopped. Those that take longer go on in another one."""
+"""The drain time of a replica that is stopped. Requests that take longer continue in another replica."""
 FAILED_START_S = 30.0
-"""After a replica could not be started, this passes until one is tried again."""
+"""The pause after a replica failed to start, before another start is tried."""
 
 
 @dataclass
 class ScalingRule:
-    """How many replicas there are, between `least` and `most`: one more when requests have waited for a seat for
-    `up_s`, one less when for `down_s` those that there are would have filled `SPARE_PART` of the seats of one less."""
+    """Decides the number of replicas, between `least` and `most`. It adds one after requests have been queued for
+    `up_s`. It removes one after `down_s` in which all requests would have fitted into `SPARE_PART` of the seats of one
+    replica fewer."""
 
     least: int
     most: int
@@ -42,7 +43,7 @@ class ScalingRule:
     def wanted(
         self, *, num_replicas: int, num_running: int, num_waiting: int, max_num_seqs: int, seconds: float
     ) -> int:
-        """After `seconds` more with this load, and replicas of `max_num_seqs` seats each."""
+        """The number wanted after `seconds` more with this load, for replicas of `max_num_seqs` seats each."""
         seats_of_fewer = max_num_seqs * (num_replicas - 1)
         has_spare = num_running + num_waiting <= SPARE_PART * seats_of_fewer
         self._waiting_s = self._waiting_s + seconds if num_waiting else 0.0
@@ -57,7 +58,7 @@ class ScalingRule:
 
 
 class Load(NamedTuple):
-    """What all replicas together have to do."""
+    """The load of all replicas together."""
 
     num_running: int
     num_waiting: int
@@ -66,17 +67,17 @@ class Load(NamedTuple):
 
 
 class StoppableReplica(Protocol):
-    """What is asked of a replica here."""
+    """The part of a replica that is used here."""
 
     place: int
     is_idle: bool
     """Whether it has no process because none is wanted."""
 
     async def start(self) -> None:
-        """Returns when it takes requests; `EngineStartError` or `OSError` if it cannot be started."""
+        """Start it and wait until it takes requests. Raises `EngineStartError` or `OSError` if that fails."""
 
     async def stop(self, drain_s: float) -> None:
-        """Let its requests go on for at most `drain_s` seconds, and end it."""
+        """Let its requests run for at most `drain_s` seconds, then end it."""
 
 
 class Autoscaler:
@@ -85,13 +86,13 @@ class Autoscaler:
     def __init__(
         self, rule: ScalingRule, replicas: Sequence[StoppableReplica], load: Callable[[], Load | None]
     ) -> None:
-        """`load` is as of now; None: not known yet."""
+        """`load` returns the present load, or None if it is not known yet."""
         self._rule = rule
         self._replicas = replicas
         self._load = load
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Follow the load until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
             load = self._load()

@@ -1,4 +1,4 @@
-"""Streams of what comes from the engine for a request.
+"""Streams of the deltas that the engine sends for a request.
 
 Each read of a stream gives everything that has arrived since the last one. A slow reader therefore gets fewer, longer
 lists; nothing is lost, and the engine never waits for it.
@@ -23,7 +23,7 @@ class Waiter:
         self._future: asyncio.Future[None] | None = None
 
     async def wait(self) -> None:
-        """Until the next `wake`."""
+        """Wait until the next `wake`."""
         self._future = future = asyncio.get_running_loop().create_future()
         try:
             await future
@@ -31,15 +31,15 @@ class Waiter:
             self._future = None
 
     def wake(self) -> None:
-        """There is news."""
+        """Wake the waiting task, if there is one."""
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
 
 
 class RequestStream:
-    """The deltas of one request, for one reader. It ends after the one with `is_last`.
+    """The deltas of one request, for one reader. The stream ends after the delta with `is_last`.
 
-    Closing it earlier aborts the request; use it as a context manager, so that a cancelled task does that as well.
+    Closing it earlier aborts the request. Use it as a context manager, so that a cancelled task also closes it.
     """
 
     __slots__ = ("_abort", "_deltas", "_ended", "_has_begun", "_on_end", "_waiter", "request_id")
@@ -54,7 +54,7 @@ class RequestStream:
         self._waiter = Waiter()
 
     def abort_by(self, abort: Callable[[str], None]) -> None:
-        """The request is in other hands now."""
+        """Use this function to abort the request from now on."""
         self._abort = abort
 
     def when_ended(self, on_end: Callable[[], None]) -> None:
@@ -68,7 +68,7 @@ class RequestStream:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the engine has computed anything for it, as far as is known here."""
+        """Whether the engine is known to have computed something for the request."""
         return self._has_begun
 
     def note_begun(self) -> None:
@@ -98,13 +98,13 @@ class RequestStream:
         return deltas
 
     def end(self, last: Delta) -> None:
-        """Abort the request, unless it has ended; its reader gets this delta as the last one."""
+        """Abort the request unless it has ended. Its reader gets this delta as the last one."""
         if not self._ended:
             self._abort(self.request_id)
             self.push(last)
 
     def close(self) -> None:
-        """Abort the request, unless it has ended; what was not read is dropped. Does nothing the second time."""
+        """Abort the request unless it has ended, and drop unread deltas. A second call does nothing."""
         self._deltas = []
         if not self._ended:
             self._note_end()
@@ -112,7 +112,7 @@ class RequestStream:
             self._waiter.wake()
 
     async def aclose(self) -> None:
-        """`close`, as async iterators call it."""
+        """The same as `close`, under the name that async iterators use."""
         self.close()
 
     async def __aenter__(self) -> Self:
@@ -125,8 +125,8 @@ class RequestStream:
 
 
 async def merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, list[Delta]]]:
-    """The deltas of several streams as they come, each with the number of its stream. These streams must not be read
-    otherwise any more."""
+    """Yield the deltas of several streams as they arrive, each with the number of its stream. The streams must not be
+    read in any other way afterwards."""
     waiter = Waiter()
     for stream in streams:
         stream._waiter = waiter

@@ -1,10 +1,10 @@
-"""When an engine process counts as unhealthy, when it is replaced, and how soon. Time comes in as numbers.
+"""Decides when an engine process is unhealthy, when it is replaced, and how soon. Time is passed in as numbers.
 
-sign of life     a heartbeat every second from a thread of its own, a step, any other message
+sign of life     a heartbeat every second from a separate thread, a step, any other message
 silent           none of them: the process as a whole hangs. It is stopped, swapped out, or in the kernel
 stuck            heartbeats come, and say that the loop has been in one turn for long: a step does not end
 
-An engine that is silent or stuck has a problem first; later it is killed and replaced.
+An engine that is silent or stuck is first unhealthy; later it is killed and replaced.
 """
 
 from __future__ import annotations
@@ -12,38 +12,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SILENT_S = 3.0
-"""Three heartbeats missed: not healthy any more."""
+"""After this silence, three missed heartbeats, an engine is unhealthy."""
 START_SILENT_S = 20.0
-"""While libraries are imported and memory is taken, heartbeats may be missing for this long. It lasts until the first
-sign of life of an engine that has said that it is ready."""
+"""The allowed silence while libraries are imported and memory is allocated. It applies until the first sign of life
+after the engine is ready."""
 FIRST_STEP_GRACE_S = 300.0
-"""The first step of an engine may compile kernels, and take this long."""
+"""The allowed time of an engine's first step, which may compile kernels."""
 TICK_S = 0.5
-"""How often the rules are looked at. If this process itself was held up, at most two of these count as time that passed
-for the engine: what it sent meanwhile has not been read."""
+"""The interval at which the rules are checked. If this process itself was held up, at most two intervals count, because
+messages that the engine sent meanwhile have not been read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long an engine may do nothing, in seconds. 0 for the two that end it: for ever."""
+    """How long an engine may make no progress, in seconds. 0 disables `step_timeout_s` or `hang_timeout_s`."""
 
     slow_step_s: float = 60.0
-    """A step that takes longer: not healthy."""
+    """An engine with a longer step is unhealthy."""
     step_timeout_s: float = 600.0
-    """A step that takes longer: the engine is replaced."""
+    """An engine with a longer step is replaced."""
     hang_timeout_s: float = 10.0
-    """No sign of life for longer: the engine is replaced."""
+    """An engine that is silent for longer is replaced."""
     resume_s: float = 120.0
-    """How long a request waits for an engine that takes it."""
+    """How long a request may wait for an engine that takes it."""
 
     @property
     def silent_s(self) -> float:
-        """No sign of life for longer: not healthy."""
+        """An engine that is silent for longer is unhealthy."""
         return min(SILENT_S, self.hang_timeout_s or SILENT_S)
 
     @property
     def heartbeat_s(self) -> float:
-        """How often the engine has to say that it lives."""
+        """The interval of the engine's heartbeats."""
         times = (self.slow_step_s, self.step_timeout_s, self.hang_timeout_s)
         return min([1.0, *(time_s / 4 for time_s in times if time_s)])
 
@@ -56,7 +56,7 @@ class Watchdog:
         self.note_start()
 
     def note_start(self) -> None:
-        """Another process is being started."""
+        """Note that another process is being started."""
         self._silent_s = 0.0
         self._reported_turn_s = 0.0
         self._is_ready = False
@@ -65,27 +65,28 @@ class Watchdog:
         self._has_stepped = False
 
     def note_ready(self) -> None:
-        """It takes requests."""
+        """Note that the process takes requests."""
         self.note_life()
         self._is_ready, self._has_begun = True, False
 
     def note_life(self, turn_s: float = 0.0) -> None:
-        """It has sent something. A heartbeat says for how long its loop has been in the present turn."""
+        """Note a message from the process. For a heartbeat, `turn_s` is the time that its loop has been in the present
+        turn."""
         self._silent_s, self._reported_turn_s = 0.0, turn_s
         self._has_begun = self._is_ready
 
     def note_step(self) -> None:
-        """It has made a step."""
+        """Note a step of the process."""
         self.note_life()
         self._has_stepped = True
 
     def pass_time(self, seconds: float) -> None:
-        """`seconds` have passed, with or without signs of life."""
+        """Let `seconds` pass, with or without signs of life."""
         self._silent_s += seconds
 
     @property
     def problem(self) -> str | None:
-        """Why the engine is not healthy, if it is not; may be shown to any client."""
+        """Why the engine is unhealthy, or None. The text may be shown to any client."""
         if not self._is_ready:
             return None
         if self._silent_s > self._while_starting(self.patience.silent_s):
@@ -95,7 +96,7 @@ class Watchdog:
         return None
 
     def is_lost(self, *, ending: bool = False) -> bool:
-        """Whether the process has to be ended from outside. If the client is about to end, one that is silent is not
+        """Whether the process must be killed. With `ending`, when the client is about to end, a silent process is not
         waited for."""
         hang_s, step_s = self.patience.hang_timeout_s, self.patience.step_timeout_s
         if ending and self._silent_s > self.patience.silent_s:
@@ -117,12 +118,13 @@ class Watchdog:
 
 @dataclass
 class Backoff:
-    """0.5 s, 1 s, 2 s, … up to five: requests may be waiting for it."""
+    """The delays before restarts: 0.5 s, 1 s, 2 s, … up to 5 s. They are short because requests may be waiting."""
 
     first_s: float = 0.5
     longest_s: float = 5.0
     good_service_s: float = 1.0
-    """A process that has served this long before it failed did not fail because it was started too early."""
+    """A process that has served this long before it failed resets the delay, since it did not fail because of an early
+    start."""
     _num_failures: int = 0
 
     def next_delay_s(self, *, served_s: float) -> float:

@@ -1,5 +1,5 @@
-"""Streams of the state of engines, for viewers and followers. They hold a limited amount: one that is full goes on from
-the present, and the engine never waits for its reader."""
+"""Streams of the state of engines, for viewers and followers. Their buffers are limited: a stream that is full
+continues from the present state, and the engine never waits for a reader."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from headway.front.streams import Waiter
 from headway.wire.messages import Snapshot
 
 MAX_SNAPSHOTS = 512
-"""Steps that a viewer may lag behind before it misses some."""
+"""The number of unread steps after which a viewer misses some."""
 MAX_UNREAD_BLOCKS = 32_768
-"""Blocks that came or went and that a follower of caches has not read. A follower with more gets all that is there
-anew."""
+"""The limit of unread block changes for a follower of caches. A follower with more gets the whole state anew."""
 
 
 class SnapshotStream:
-    """Snapshots for one viewer, one by one. It never ends by itself, not even when the engine is restarted."""
+    """The snapshots for one viewer. The stream never ends by itself, not even when the engine is restarted."""
 
     def __init__(self, on_close: Callable[[SnapshotStream], None]) -> None:
         self._on_close = on_close
@@ -44,7 +43,7 @@ class SnapshotStream:
         return self._snapshots.popleft()
 
     def close(self) -> None:
-        """Stop watching. Does nothing the second time."""
+        """Stop watching. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self._snapshots.clear()
@@ -52,7 +51,7 @@ class SnapshotStream:
             self._waiter.wake()
 
     async def aclose(self) -> None:
-        """`close`, as async iterators call it."""
+        """The same as `close`, under the name that async iterators use."""
         self.close()
 
     async def __aenter__(self) -> Self:
@@ -65,16 +64,17 @@ class SnapshotStream:
 
 
 class CacheEvent(NamedTuple):
-    """What a replica's prefix cache holds, or how that has changed."""
+    """The content of a replica's prefix cache, or a change of it."""
 
     place: int
     epoch: int
-    """Another one than before: the replica has a new process, and a new cache."""
+    """A new value means that the replica has a new process and a new cache."""
     number: int
-    """Of the last report that is in it: each has the number of the one before and 1. -1: nothing was reported."""
+    """The number of the last report included. Reports are numbered consecutively; -1 means that there was none."""
     block_size: int
     is_whole: bool
-    """What was known of the replica before does not hold any more. What follows with the same number belongs to it."""
+    """Whether this event replaces all that was known of the replica. Later events with the same number belong to the
+    same state."""
     stored: Sequence[bytes]
     evicted: Sequence[bytes] = ()
 
@@ -82,7 +82,7 @@ class CacheEvent(NamedTuple):
 def present_state(
     digests: Iterable[bytes], *, place: int, epoch: int, number: int, block_size: int
 ) -> list[CacheEvent]:
-    """All that a replica's prefix cache holds, in events that are not too large."""
+    """The whole content of a replica's prefix cache, split into events of limited size."""
     held = list(digests)
     starts = range(0, len(held), MAX_REPORTED) or (0,)
     return [
@@ -91,11 +91,11 @@ def present_state(
 
 
 class CacheStream:
-    """The prefix caches of all replicas, for one follower: what is there, then what changes.
+    """The prefix caches of all replicas, for one follower: first their content, then the changes.
 
-    Of a replica whose state has to be sent, at the beginning or after a change was lost, nothing is kept until the
-    follower reads; it gets the state of that moment. So there is neither a gap before the changes that follow nor any
-    of them twice, and one that has read too little is brought up to date in the same way.
+    While a replica's whole state has to be sent (at the beginning, or after a lost change), nothing is buffered for it.
+    When the follower reads, it gets the state of that moment, so the changes that come later follow without gap or
+    repetition. A follower that reads too slowly is brought up to date in the same way.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class CacheStream:
         present: Callable[[int], list[CacheEvent]],
         on_close: Callable[[CacheStream], None],
     ) -> None:
-        """`present` gives the state of a replica as it is now."""
+        """`present` returns the current state of a replica."""
         self._present = present
         self._on_close = on_close
         self._num_replicas = num_replicas
@@ -129,7 +129,7 @@ class CacheStream:
         self._waiter.wake()
 
     def start_anew(self, place: int) -> None:
-        """Called by the client when changes do not say what became of a replica's state."""
+        """Called by the client when a replica's state is lost and must be sent again."""
         self._unsent_states.add(place)
         self._states = deque(event for event in self._states if event.place != place)
         self._changes = deque(event for event in self._changes if event.place != place)
@@ -154,7 +154,7 @@ class CacheStream:
             await self._waiter.wait()
 
     def close(self) -> None:
-        """Follow no more. Does nothing the second time."""
+        """Stop following. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self._states.clear()

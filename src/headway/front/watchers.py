@@ -1,4 +1,4 @@
-"""Viewers of a replica's steps, and followers of all prefix caches."""
+"""Serves viewers of a replica's steps and followers of all prefix caches."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from headway.wire.messages import CacheNews, EngineReady, ReportCache, Snapshot,
 
 
 class WatchedReplica(Protocol):
-    """What is asked of a replica here."""
+    """The part of a replica that is used here."""
 
     place: int
     epoch: int
-    """Grows with each process."""
+    """A number that grows with each new process."""
     info: EngineReady | None
 
     def send(self, message: Any) -> None:
-        """Hand it a message, unless it is gone."""
+        """Send it a message, unless it is gone."""
 
 
 class SnapshotViewers:
-    """Replicas make snapshots only while they have a viewer."""
+    """The viewers of all replicas. A replica makes snapshots only while it has a viewer."""
 
     def __init__(self, replicas: Sequence[WatchedReplica]) -> None:
         self._replicas = replicas
         self._viewers: list[list[SnapshotStream]] = [[] for _ in replicas]
 
     def watch(self, place: int) -> SnapshotStream:
-        """A replica's blocks as they are, and its every step from now on, until the stream is closed."""
+        """Return a stream of a replica's present blocks and then of all its steps, until the stream is closed."""
         viewer = SnapshotStream(functools.partial(self._leave, place))
         self._viewers[place].append(viewer)
         self._send_watch(place)
         return viewer
 
     def push(self, place: int, snapshot: Snapshot) -> None:
-        """A replica has made a snapshot."""
+        """Give a replica's snapshot to its viewers."""
         for viewer in self._viewers[place]:
             viewer.push(snapshot)
 
     def note_ready(self, place: int) -> None:
-        """A replica has a new process, which does not know yet whether it is watched."""
+        """Tell a replica's new process that it is watched, if it is."""
         if self._viewers[place]:
             self._send_watch(place)
 
@@ -64,17 +64,17 @@ class SnapshotViewers:
 
 
 class CacheFollowers:
-    """Takes reports of prefix caches into the routers' indexes, and passes them on to followers."""
+    """Applies reports of prefix caches to the routers' indexes and passes them on to followers."""
 
     def __init__(self, replicas: Sequence[WatchedReplica], indexes: Sequence[CacheIndex]) -> None:
-        """`indexes`: for each replica the one that knows its cache."""
+        """`indexes`: for each replica, the index that covers its cache."""
         self._replicas = replicas
         self._indexes = indexes
         self._followers: list[CacheStream] = []
         self._is_closed = False
 
     def follow(self) -> CacheStream:
-        """What each cache holds, and every change from now on, until the stream is closed."""
+        """Return a stream of each cache's content and then of every change, until the stream is closed."""
         follower = CacheStream(len(self._replicas), self._present, self._followers.remove)
         self._followers.append(follower)
         if self._is_closed:
@@ -82,7 +82,7 @@ class CacheFollowers:
         return follower
 
     def receive(self, place: int, news: CacheNews) -> None:
-        """A replica reports. After one that was lost it is asked for everything."""
+        """Apply a replica's report. If an earlier one was lost, ask the replica to report its whole cache."""
         replica = self._replicas[place]
         report = CacheReport(news.number, news.stored, news.evicted, news.is_whole)
         is_known = self._indexes[place].apply(place, report)
@@ -99,12 +99,12 @@ class CacheFollowers:
             )
 
     def start_anew(self, place: int) -> None:
-        """What was known of a cache does not hold any more."""
+        """Tell followers that a cache's previous state is no longer valid."""
         for follower in self._followers:
             follower.start_anew(place)
 
     def close(self) -> None:
-        """End all streams; those that come later end at once."""
+        """End all streams. Streams opened later end at once."""
         self._is_closed = True
         for follower in self._followers.copy():
             follower.close()

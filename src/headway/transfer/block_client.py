@@ -1,6 +1,6 @@
-"""KV blocks from the memory of other engine processes: the client of `block_server`, which says what travels.
+"""Fetches KV blocks from the memory of other engine processes: the client of `block_server`.
 
-Whatever goes wrong, it says of a block that it did not come, and stops writing into its slot before it says so.
+On any failure it reports that a block did not arrive, after it has stopped writing into the block's slot.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _SMOOTHED = 0.1  # weight of the newest measurement
 
 @dataclass
 class _Fetch:
-    """What a `fetch` still waits for."""
+    """The blocks that a `fetch` still waits for."""
 
     digests: Sequence[bytes]
     slots: Sequence[Slot]
@@ -70,30 +70,30 @@ class _Fetch:
         self.num_open = len(self.digests)
 
     def end(self, index: int, is_there: bool) -> None:
-        """A block has come, or does not."""
+        """Report that a block has arrived or failed."""
         self.is_open[index] = False
         self.num_open -= 1
         self.done(self.digests[index], is_there)
 
     def fail(self) -> None:
-        """The rest does not come."""
+        """Report all remaining blocks as failed."""
         for index, is_open in enumerate(self.is_open):
             if is_open:
                 self.end(index, False)
 
 
 class PeerBlocks(BlockStore):
-    """Blocks in the memory of other engines. One connection, with a thread, to each of those that were asked."""
+    """Blocks in the memory of other engines. There is one connection with a thread to each engine that was asked."""
 
     def __init__(self, *, fingerprint: str, cuda_device: int | None = None, silent_s: float = SILENT_S) -> None:
-        """`fingerprint` as in `Offer`. `cuda_device`: the device whose process this is, if it has one."""
+        """`fingerprint` is as in `Offer`. `cuda_device`: the device of this process, if it has one."""
         self._fingerprint = fingerprint
         self._cuda_device = cuda_device
         self._silent_s = silent_s
         self._peers: dict[str, _Peer] = {}
         self._is_closed = False
         self.block_s = 0.0
-        """What a block takes, smoothed: copying out and in, without the time until it is computed. 0: not known."""
+        """The smoothed seconds to copy a block out and in, without the time until it is computed. 0: not known."""
 
     def fetch(
         self, digests: Sequence[bytes], slots: Sequence[Slot], source: str, done: Done, *, is_use: bool = True
@@ -114,11 +114,11 @@ class PeerBlocks(BlockStore):
             peer.start()
 
     def store(self, digest: bytes, slot: Slot, done: Done) -> None:
-        """Other engines keep what they compute, nothing else."""
+        """Raise, because blocks cannot be stored in other engines."""
         raise RuntimeError("blocks are fetched from other engines, not stored there")
 
     def close(self) -> None:
-        """Fetches that are under way fail; returns when no slot is written any more."""
+        """Fail the fetches in progress. Returns when no slot is written any more."""
         self._is_closed = True
         for peer in self._peers.values():
             peer.close()
@@ -130,7 +130,7 @@ class PeerBlocks(BlockStore):
 
 
 class _Peer(threading.Thread):
-    """The connection to one server. All reading and writing of slots is done by this thread."""
+    """The connection to one server. Only this thread reads messages and writes slots."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class _Peer(threading.Thread):
     # ---- others' threads ------------------------------------------------------------------------------------------
 
     def want(self, fetch: _Fetch) -> bool:
-        """Take a fetch, unless it is over."""
+        """Accept a fetch. Returns False if the connection is over."""
         with self._lock:
             if self._is_over:
                 return False
@@ -171,7 +171,7 @@ class _Peer(threading.Thread):
         return True
 
     def close(self) -> None:
-        """It is over."""
+        """End the connection."""
         with self._lock:
             self._is_over = True
         self._wake()
@@ -234,7 +234,7 @@ class _Peer(threading.Thread):
                 os.close(descriptor)
 
     def _turn(self) -> None:
-        """Send what is newly wanted, then take one message if there is one."""
+        """Send new wants, then handle one message if there is one."""
         assert self._socket is not None
         self._send_wants()
         poll = select.poll()

@@ -1,4 +1,4 @@
-"""A client of a `BlockServer`: a thread reads what it wants, another one sends what has been copied out for it."""
+"""The connection to a client of a `BlockServer`: one thread reads its wants, another sends copied blocks."""
 
 from __future__ import annotations
 
@@ -36,36 +36,36 @@ from headway.transfer.carriers import Places
 logger = logging.getLogger(__name__)
 
 MAX_WANTS = 4096
-"""That a connection may have open."""
+"""The most wants that a connection may have open."""
 ALIVE_S = 2.0
-"""How often a server that has nothing to send says that it lives."""
+"""The interval of signs of life from a server that has nothing to send."""
 
 
 class ConnectionOwner(Protocol):
-    """What a connection asks of its server."""
+    """The server as its connections use it."""
 
     lock: threading.Lock
     free: list[int]
-    """Places that no client has; under the lock."""
+    """Places that no client has. Guarded by the lock."""
     places: Places
     now: Callable[[], float]
 
     def greet(self, connection: socket.socket) -> None:
-        """Find out who it is, and say what there is. Raises `RefusedError` and `OSError`."""
+        """Authenticate a client and send it the offer. Raises `RefusedError` and `OSError`."""
 
     def admit(self, connection: Connection) -> None:
-        """It has been greeted. Raises `RefusedError` if there are too many."""
+        """Admit a greeted client. Raises `RefusedError` if there are too many."""
 
     def wake(self) -> None:
-        """Something is wanted, or places are free."""
+        """Wake the engine's thread, because a block is wanted or places are free."""
 
     def forget(self, connection: Connection, places: Sequence[int]) -> None:
-        """It is gone, and so is its claim to these places."""
+        """Remove a connection that is gone, and free these places."""
 
 
 @dataclass
 class Wanted:
-    """What is left of a `Want`."""
+    """The unserved rest of a `Want`."""
 
     number: int
     digests: list[bytes]
@@ -75,7 +75,7 @@ class Wanted:
 
 
 def name_of(request_id: str) -> str:
-    """What an address says of a request: all that is behind its `#`."""
+    """The part of a request id by which clients know it: the text after the last `#`."""
     return request_id.rpartition("#")[2]
 
 
@@ -86,29 +86,29 @@ class _Batch(NamedTuple):
 
 
 class Connection:
-    """A client of the server. A thread reads what it wants, another one sends."""
+    """A client of the server, with one thread that reads and one that sends."""
 
     def __init__(self, server: ConnectionOwner, connection: socket.socket) -> None:
         self._server = server
         self._socket = connection
         self._outgoing: queue.SimpleQueue[_Batch | msgspec.Struct | None] = queue.SimpleQueue()
         self.is_admitted = False
-        """Under the server's lock."""
+        """Whether it was admitted. Guarded by the server's lock."""
         self._is_closed = False
         self._is_gone = False
-        self._held: dict[int, float] = {}  # places that it has, and since when; under the server's lock
+        self._held: dict[int, float] = {}  # places that the client holds → since when; guarded by the server's lock
         self.wanted: list[Wanted] = []  # likewise
         self.reader = threading.Thread(target=self._read, name="blocks wanted", daemon=True)
-        """Greets, then listens; it ends after the thread that sends."""
+        """The thread that greets and then reads. It ends after the thread that sends."""
 
     def give(self, pieces: list[Piece], wait: Callable[[], None], started_s: float) -> None:
-        """Send pieces, when they have been copied out."""
+        """Send pieces as soon as they have been copied out."""
         self._outgoing.put(_Batch(pieces, wait, started_s))
         if self._is_gone:  # its threads may have ended before they saw them
             self._return_unsent()
 
     def end(self, wanted: Wanted, *, is_whole: bool) -> None:
-        """Nothing more comes for a want."""
+        """End a want. If it is not complete, the client is told."""
         with self._server.lock:
             if wanted in self.wanted:
                 self.wanted.remove(wanted)
@@ -116,7 +116,7 @@ class Connection:
             self._outgoing.put(Missing(wanted.number))
 
     def close(self) -> None:
-        """Both threads end; places go back when the copies into them have been made."""
+        """End both threads. Places are returned when the copies into them are complete."""
         self._is_closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -146,7 +146,7 @@ class Connection:
             self._server.forget(self, list(self._held))
 
     def _return_unsent(self) -> None:
-        """Places of batches that are not sent any more: the copies may still be under way."""
+        """Return the places of batches that will not be sent, after waiting for copies in progress."""
         while True:
             try:
                 batch = self._outgoing.get_nowait()

@@ -1,8 +1,8 @@
-"""What the bytes of a KV block depend on, beside its tokens and those before them.
+"""Identifies everything that the bytes of a KV block depend on besides its tokens and those before them.
 
-Blocks go from one engine to another, over a folder on disk or straight from memory to memory, only if this is equal.
-Whatever comes to change keys and values (a kernel that rounds otherwise, another layout, another kind of memory)
-belongs here, and nowhere else.
+Engines exchange blocks, over a folder on disk or from memory to memory, only if their formats are equal. Anything that
+changes keys and values (a kernel with different rounding, another layout, another kind of memory) belongs here, and
+nowhere else.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ _VERSION = 3  # changes when blocks of the same model come to hold something els
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFormat:
-    """Of one engine, made by its worker."""
+    """The block format of one engine, made by its worker."""
 
     weights: tuple[bytes, ...]
-    """The identity of each model that has its keys and values in a block: the one that answers, and a draft model."""
+    """The identity of each model with keys and values in a block: the main model, and a draft model."""
     numbers: str
     """The formats in which weights and activations are multiplied."""
     kernels: str
     attention_backend: str
     device: str
-    """Its kind."""
+    """The kind of device."""
     kv_format: str
     block_size: int
     block_bytes: int
-    """Of all ranks' parts."""
+    """The size of a block, with the parts of all ranks."""
     part_bytes: tuple[int, ...] = ()
-    """Of each rank's part, where there are several."""
+    """The size of each rank's part, where there are several ranks."""
     collectives: str = ""
-    """How their sums are made, which rounds."""
+    """The method of summing over ranks, which affects rounding."""
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal formats: the name of a folder, and what engines tell each other."""
+        """A hash that is equal for equal formats. It names a folder, and engines compare it."""
         return hashlib.blake2b(repr((_VERSION, self)).encode(), digest_size=16).hexdigest()

@@ -1,6 +1,6 @@
-"""What two engine processes say to each other about KV blocks, and the device memory that one shares with the other.
+"""The messages between two engine processes about KV blocks and shared device memory.
 
-A message is its length, 4 bytes, and MessagePack. `block_server` says what is sent when.
+A message is its length in 4 bytes, then MessagePack. `block_server` describes the protocol.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 Carrier = Literal["shm", "cuda", "tcp"]
 
 FORMAT = 2
-"""Of the messages."""
+"""The version of the messages."""
 MAX_MESSAGE_BYTES = 4 * 2**20
 MAX_DIGESTS = 65_536
-"""In a message."""
+"""The most digests in a message."""
 SILENT_S = 10.0
-"""A server that is silent for longer is given up; so is a client that keeps places for longer."""
+"""A server that is silent for longer is given up, and so is a client that keeps places for longer."""
 PAGE_BYTES = 4096
 LENGTH = struct.Struct("<I")
 
 
 class TransferError(HeadwayError):
-    """The other end sent something wrong, or nothing."""
+    """The other end sent something invalid, or nothing in time."""
 
 
 class CudaHandle(msgspec.Struct, array_like=True):
@@ -51,7 +51,7 @@ class Offer(msgspec.Struct, tag=True):
 
     format: int
     fingerprint: str
-    """Of everything that the bytes of a block depend on: only equal ones may exchange blocks."""
+    """The fingerprint of the block format. Only engines with equal ones may exchange blocks."""
     block_bytes: int
     num_places: int
     carrier: Carrier
@@ -59,35 +59,35 @@ class Offer(msgspec.Struct, tag=True):
 
 
 class Want(msgspec.Struct, tag=True):
-    """These blocks, in this order."""
+    """The client wants these blocks, in this order."""
 
     number: int
     digests: list[bytes]
     request_id: str
-    """Who computes them there. Empty: what is not there now does not come."""
+    """The request that computes them in the server's engine. Empty: blocks that are missing now are not waited for."""
 
 
 class Piece(msgspec.Struct, array_like=True):
-    """A block that is there."""
+    """A block that was copied out."""
 
     want: int
     index: int
-    """Among the digests of that want."""
+    """The index among the digests of the want."""
     place: int
     number: int
-    """That the place has while it holds this block; with `tcp` a checksum of the bytes."""
+    """The place's number while it holds this block; with `tcp` a checksum of the bytes."""
 
 
 class Pieces(msgspec.Struct, tag=True):
-    """Blocks; with `tcp` their bytes follow."""
+    """Blocks that the client may copy in. With `tcp` their bytes follow."""
 
     pieces: list[Piece]
     copy_s: float
-    """How long copying them out has taken."""
+    """The seconds that copying them out took."""
 
 
 class Missing(msgspec.Struct, tag=True):
-    """The rest of a want does not come."""
+    """The remaining blocks of a want will not be sent."""
 
     want: int
 
@@ -99,7 +99,7 @@ class Taken(msgspec.Struct, tag=True):
 
 
 class Alive(msgspec.Struct, tag=True):
-    """There is nothing to send yet."""
+    """A sign of life while there is nothing to send."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -108,13 +108,13 @@ decode_to_server = msgspec.msgpack.Decoder(Want | Taken).decode
 
 
 def pack(message: msgspec.Struct) -> bytes:
-    """As it is sent."""
+    """Encode a message with its length."""
     payload = _encode(message)
     return LENGTH.pack(len(payload)) + payload
 
 
 def receive_into(connection: socket.socket, target: memoryview) -> None:
-    """Fill it; raises `OSError`, also when the connection ends or takes longer than its timeout for the next bytes."""
+    """Fill the target from the connection. Raises `OSError`, also if the connection ends or exceeds its timeout."""
     start = 0
     while start < target.nbytes:
         num_bytes = connection.recv_into(target[start:])
@@ -124,7 +124,7 @@ def receive_into(connection: socket.socket, target: memoryview) -> None:
 
 
 def receive_payload(connection: socket.socket, length: int) -> bytearray:
-    """A message whose length is known."""
+    """Receive a message of known length. Raises `TransferError` if it is too long."""
     if length > MAX_MESSAGE_BYTES:
         raise TransferError(f"a message claims to have {length:,} bytes")
     payload = bytearray(length)
@@ -133,12 +133,12 @@ def receive_payload(connection: socket.socket, length: int) -> bytearray:
 
 
 def receive(connection: socket.socket) -> bytearray:
-    """The next message."""
+    """Receive the next message."""
     head = bytearray(LENGTH.size)
     receive_into(connection, memoryview(head))
     return receive_payload(connection, LENGTH.unpack(head)[0])
 
 
 def checksum(block: memoryview) -> int:
-    """The CRC-32 of the CRC-32s of its parts: those are what compiled code is quick at."""
+    """The CRC-32 of the CRC-32s of a block's pieces, which compiled code computes fast."""
     return zlib.crc32(fastest_reader().crcs(block))

@@ -1,4 +1,4 @@
-"""KV blocks from the memory of one engine process to that of another, by their digests.
+"""Sends KV blocks from the memory of one engine process to that of another, by their digests.
 
     BlockServer   in the process that has them                        PeerBlocks   in the one that wants them
                                         ◄── Want(digests) ──          fetch(digests, slots, address, done)
@@ -11,9 +11,9 @@ The address says what carries the bytes (`carriers`); `#` and the id of a reques
     shm://PATH, cuda://PATH      the path of a Unix socket
     tcp://SECRET@HOST:PORT       the secret is for the greeting of `wire.greeting`
 
-A digest that is not there is waited for while its request lives, so that blocks travel while the rest of the prompt is
-being computed. Whatever goes wrong, the client says of a block that it did not come, and stops writing into its slot
-before it says so.
+The server waits for a missing block while its request lives, so that blocks travel while the rest of the prompt is
+computed. On any failure the client reports that a block did not arrive, after it has stopped writing into the block's
+slot.
 """
 
 from __future__ import annotations
@@ -57,51 +57,52 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PLACES_BYTES: dict[Carrier, int] = {"shm": 64 * 2**20, "cuda": 256 * 2**20, "tcp": 64 * 2**20}
-"""Memory for blocks that are on their way, in a server: what a device copies while a message is under way is more."""
+"""The server's memory for blocks in transfer. It is larger for devices, which copy more while a message is in
+flight."""
 FEWEST_PLACES = 4
 MAX_CONNECTIONS = 64
-"""Clients that have been greeted."""
+"""The most greeted clients at a time."""
 SECRET_BYTES = 32
 TURN_S = 0.005
-"""How long blocks are copied out between two steps."""
+"""The time spent on copying blocks out between two steps."""
 UNSEEN_S = 3.0
-"""How long a request may be on its way to the server when its blocks are already wanted."""
+"""How long to wait for a request that has not arrived when its blocks are already wanted."""
 WAIT_S = 120.0
 """The longest that a block is waited for, whatever its request does."""
 MAX_REMEMBERED = 4096
-"""Requests that have ended, of which it is known that nothing more comes."""
+"""How many ended requests are remembered, whose missing blocks are not waited for."""
 
 
 # ---- what is served -------------------------------------------------------------------------------------------------
 
 
 class BlockAt(NamedTuple):
-    """Where an engine has a block."""
+    """The location of a block in an engine."""
 
     is_on_host: bool
     number: int
-    """Of the device block, or of the slot in host memory."""
+    """The number of the device block, or of the slot in host memory."""
 
 
 class BlockReader(Protocol):
-    """The engine whose blocks are served. It is asked by the thread that makes its steps, between two of them."""
+    """The engine whose blocks are served. The thread that makes its steps calls this between two steps."""
 
     @property
     def block_bytes(self) -> int: ...
 
     def find(self, digest: bytes) -> BlockAt | None:
-        """Where a block is whose bytes are final."""
+        """The location of a block if its bytes are final, otherwise None."""
 
     def copy_out(self, blocks: Sequence[BlockAt], pieces: Tensor, places: Sequence[int]) -> Callable[[], None]:
-        """Begin to copy blocks to rows of `pieces`, as they are now. Returns what waits until they are there."""
+        """Begin to copy blocks, as they are now, to rows of `pieces`. Returns a function that waits for the copies."""
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------
 
 
 class BlockServer:
-    """Hands out blocks of one engine. `serve` belongs to the thread that makes its steps; the rest runs in threads of
-    its own, two for each connection."""
+    """Serves the blocks of one engine. The thread that makes the steps calls `serve`; everything else runs in other
+    threads, two per connection."""
 
     def __init__(
         self,
@@ -131,7 +132,7 @@ class BlockServer:
         self.free = list(range(self.places.num_places))  # under the lock, as the connections
         self._connections: list[Connection] = []
         self._newcomers = Newcomers()
-        self._lives: collections.OrderedDict[str, bool] = collections.OrderedDict()  # requests: whether they go on
+        self._lives: collections.OrderedDict[str, bool] = collections.OrderedDict()  # request id → whether it is live
         self._is_closed = False
         self.stats = TransferStats()
         self._thread = threading.Thread(target=self._accept, name="block server", daemon=True)
@@ -140,7 +141,8 @@ class BlockServer:
     # ---- the engine's thread --------------------------------------------------------------------------------------
 
     def note_request(self, request_id: str) -> None:
-        """A request has come: its blocks are worth waiting for. Clients know it without the name of its front end."""
+        """Note a new request, whose blocks are worth waiting for. Clients know it by its id without the front end's
+        prefix."""
         request_id = name_of(request_id)
         self._lives[request_id] = True
         self._lives.move_to_end(request_id)
@@ -148,14 +150,14 @@ class BlockServer:
             self._lives.popitem(last=False)
 
     def note_end(self, request_id: str) -> None:
-        """It computes nothing more."""
+        """Note that a request has ended and computes no more blocks."""
         request_id = name_of(request_id)
         if request_id in self._lives:
             self._lives[request_id] = False
             self._lives.move_to_end(request_id)
 
     def serve(self) -> bool:
-        """Copy out what is wanted and there, for a limited time. Returns whether there is more to do at once."""
+        """Copy out wanted blocks that are there, for a limited time. Returns whether there is more to do at once."""
         with self.lock:
             wants = [(each, wanted) for each in self._connections for wanted in each.wanted]
         if not wants:
@@ -202,7 +204,7 @@ class BlockServer:
         return waited_s < UNSEEN_S if lives is None else lives
 
     def close(self) -> None:
-        """Nothing more is served."""
+        """Close all connections and serve nothing more."""
         self._is_closed = True
         for close in (lambda: self._listener.shutdown(socket.SHUT_RDWR), self._listener.close):
             with contextlib.suppress(OSError):

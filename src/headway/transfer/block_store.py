@@ -1,10 +1,10 @@
-"""KV blocks outside this engine's memory, and what brings them to slots and from there.
+"""Stores of KV blocks outside this engine's memory, and the transfers between them and slots.
 
     scheduler's plan ── BlockMoves.fetched, .stored ──► BlockTransfers ──► a store: a folder, other replicas
                                                               │                 │ on threads of its own
     scheduler  ◄── fetch_done, store_done ── engine, between steps ◄── done ────┘
 
-Nothing here waits for a transfer. Whatever goes wrong is a block that did not come: its tokens are computed.
+No step waits for a transfer. A failed transfer only means that a block did not arrive, and its tokens are computed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     """Room for a block: bytes of host memory, or uint8 [bytes] on the device."""
 
 Done = Callable[[bytes, bool], None]
-"""(digest, whether it went well); may be called by any thread."""
+"""(digest, whether the transfer succeeded); may be called by any thread."""
 
 
 # A fetch is said to have come in so many parts, of so many blocks at least; the last part by halves.
@@ -34,40 +34,42 @@ _NUM_PARTS, _LEAST_PART = 8, 8
 
 
 class BlockStore(ABC):
-    """Blocks by digest outside this engine's memory. Methods are called by one thread and return at once; work is done
-    on threads of the store's own, which call `done` from there: once for each digest, whatever happens."""
+    """Blocks by digest outside this engine's memory. One thread calls the methods, which return at once. The store's
+    own threads do the work and call `done` exactly once for each digest, whatever happens."""
 
     @abstractmethod
     def fetch(
         self, digests: Sequence[bytes], slots: Sequence[Slot], source: str, done: Done, *, is_use: bool = True
     ) -> None:
-        """For each digest in order: fill its slot, exactly, and call `done(digest, True)`; or `done(digest, False)`,
-        after which nothing writes to the slot any more. Without `is_use` it does not count for what was used last."""
+        """For each digest in order, fill its slot exactly and call `done(digest, True)`, or call `done(digest, False)`,
+        after which nothing writes to the slot. Without `is_use` the fetch does not count as a use in the order of last
+        use."""
 
     def store(self, digest: bytes, slot: Slot, done: Done) -> None:
-        """Keep a block; its slot stays as it is until `done`. Not every store can."""
+        """Store a block, whose slot must not change until `done`. A store that cannot do this calls `done(digest,
+        False)`."""
         done(digest, False)
 
     def digests(self) -> Collection[bytes]:
-        """Those of all blocks that are here, the one used longest ago first."""
+        """The digests of all blocks in the store, the least recently used first."""
         return ()
 
     def note_order(self, digests: Sequence[bytes]) -> None:
-        """These were used last, in this order, as far as they are here."""
+        """Note that these blocks, if present, were used last, in this order."""
         return  # not every store has an order
 
     def take_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
-        """Digests that others have added, and those that are gone, since the last call."""
+        """Digests that other engines have added and digests that are gone, since the last call."""
         return (), ()
 
     @property
     def max_blocks(self) -> int:
-        """How many blocks may be here; 0: none are kept."""
+        """How many blocks the store may hold; 0: it keeps none."""
         return 0
 
     @abstractmethod
     def close(self) -> None:
-        """End what is under way, soon, and the threads with it. Nothing may be asked afterwards."""
+        """End transfers in progress soon, and the threads with them. The store cannot be used afterwards."""
 
 
 class Transferred(NamedTuple):
@@ -77,36 +79,37 @@ class Transferred(NamedTuple):
     ok: bool
     is_fetch: bool
     seconds: float
-    """Of a fetch: its part of the time that fetches took."""
+    """For a fetch: its share of the time that fetches took."""
 
 
 class Slots(Protocol):
-    """Memory that blocks are brought to: `HostBlocks`."""
+    """The memory that blocks are fetched to, such as `HostBlocks`."""
 
     def bytes_of(self, slot: int) -> Slot:
         """The memory of a slot."""
         ...
 
     def settle(self, slots: Iterable[int]) -> None:
-        """Wait until no copy that was begun has to do with these slots."""
+        """Wait until no copy in progress uses these slots."""
         ...
 
 
 class NoSlots:
-    """Where no block can be brought."""
+    """Slots for an engine without room for blocks."""
 
     def bytes_of(self, slot: int) -> Slot:
         raise LookupError(f"there is no slot {slot}")
 
     def settle(self, slots: Iterable[int]) -> None:
-        """Nothing is ever copied."""
+        """Do nothing, as nothing is ever copied."""
 
 
 class BlockTransfers:
-    """Begins transfers and collects those that have ended. For one thread, but for the stores' own calls."""
+    """Begins transfers and collects those that have ended. One thread uses it, besides the callbacks of stores."""
 
     def __init__(self, slots: Slots, *, disk: BlockStore | None = None, peers: BlockStore | None = None) -> None:
-        """`disk`: source "" of fetches, and target of stores. `peers`: all other sources. Both are closed with this."""
+        """`disk`: the target of stores, and the source "" of fetches. `peers`: all other sources. `close` closes
+        both."""
         self.slots = slots
         self.disk, self.peers = disk, peers
         self._ended: deque[Transferred] = deque()
@@ -119,17 +122,17 @@ class BlockTransfers:
 
     @property
     def num_under_way(self) -> int:
-        """Transfers whose end has not been taken."""
+        """The number of transfers whose end has not been taken."""
         return self._num_begun - self._num_taken
 
     def wake(self, on_end: Callable[[], None] | None) -> None:
-        """Have this called, by any thread, when a store has ended, another part of a fetch has come, or a block of it
-        does not."""
+        """Set a function that any thread calls when a store has ended, another part of a fetch has arrived, or a block
+        of it fails."""
         self._on_end = on_end
 
     def begin(self, moves: BlockMoves, *, is_use: bool = True) -> None:
-        """Begin the transfers of a plan. All of them end, well or not; or none begins, if this raises. `is_use` as in
-        `BlockStore.fetch`."""
+        """Begin the transfers of a plan. Each of them ends, successfully or not. If this raises, none has begun.
+        `is_use` is as in `BlockStore.fetch`."""
         self.slots.settle([slot for _, slot, _ in moves.fetched] + [slot for _, slot in moves.stored])
         self._num_begun += len(moves.fetched) + len(moves.stored)
         by_source: dict[str, list[tuple[bytes, int]]] = {}
@@ -177,11 +180,11 @@ class BlockTransfers:
 
     @property
     def has_news(self) -> bool:
-        """Whether something has ended that others are woken for."""
+        """Whether a transfer has ended that is worth waking the engine for."""
         return self._has_news
 
     def take(self) -> list[Transferred]:
-        """Those that have ended since the last call."""
+        """Return the transfers that have ended since the last call."""
         self._has_news, ended = False, []
         while self._ended:
             ended.append(self._ended.popleft())
@@ -189,12 +192,13 @@ class BlockTransfers:
         return ended
 
     def wait(self, timeout_s: float) -> bool:
-        """Until there are news, or so long. Returns whether there are."""
+        """Wait until `has_news`, at most `timeout_s`. Returns whether it is set."""
         with self._news_come:
             return self._news_come.wait_for(lambda: self._has_news, timeout_s)
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until none is under way, and forget them all. Returns whether it came to that."""
+        """Wait until no transfer is in progress, and forget all results. Returns False if that took longer than
+        `timeout_s`."""
         until_s = time.monotonic() + timeout_s
         while self.num_under_way and (left_s := until_s - time.monotonic()) > 0:
             self.wait(left_s)
@@ -202,22 +206,22 @@ class BlockTransfers:
         return not self.num_under_way
 
     def close(self) -> None:
-        """End the stores."""
+        """Close the stores."""
         for store in (self.disk, self.peers):
             if store is not None:
                 store.close()
 
 
 class _FetchClock:
-    """Divides the time in which fetches are under way among their blocks, as they come: the seconds of all blocks are
-    that time, however many fetches there are at once."""
+    """Divides the time in which fetches are in progress among their blocks. The blocks' seconds add up to that time,
+    however many fetches run at once."""
 
     def __init__(self) -> None:
         self._last_s = 0.0
         self._lock = threading.Lock()
 
     def lap(self, begun_s: float) -> float:
-        """Since the last block came, or since this one's fetch was begun."""
+        """The seconds since the last block arrived, or since this one's fetch was begun if that was later."""
         with self._lock:
             now_s = time.monotonic()
             seconds, self._last_s = now_s - max(self._last_s, begun_s), now_s

@@ -1,4 +1,4 @@
-"""What carries the bytes of KV blocks from one engine process to another: both ends of it.
+"""The carriers that bring the bytes of KV blocks from one engine process to another, with both of their ends.
 
     Places      in the server: memory with room for some blocks, each place with a number
     Source      in the client: reads blocks out of the places, or off the socket, into slots
@@ -7,8 +7,8 @@
     cuda    places are device memory, opened by CUDA IPC; slots are on the device too, or in host memory
     tcp     places are memory of the server alone; bytes follow the message, with a checksum each
 
-A place's number changes before and after the place is written. A reader that finds another number than the message
-said, after its copy, has not got the block.
+A place's number changes before and after the place is written. If a reader finds another number after its copy than the
+message said, its copy is invalid.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Bytes = NDArray[np.uint8]
 
 
 def bytes_of_numbers(num_places: int) -> int:
-    """Room for a number of each place, in whole pages."""
+    """The size of the table with each place's number, in whole pages."""
     return -(-8 * num_places // PAGE_BYTES) * PAGE_BYTES
 
 
@@ -50,7 +50,7 @@ def bytes_of_numbers(num_places: int) -> int:
 
 
 class Places:
-    """The server's memory for blocks on their way."""
+    """The server's memory for blocks in transfer."""
 
     def __init__(self, carrier: Carrier, block_bytes: int, num_places: int, device: str) -> None:
         import torch
@@ -76,17 +76,17 @@ class Places:
             self.pieces = torch.empty(num_places, block_bytes, dtype=torch.uint8, device=device)
 
     def begin_write(self, places: Sequence[int]) -> None:
-        """What they hold is not valid any more. Odd numbers say so."""
+        """Mark the contents of places as invalid, with odd numbers."""
         for place in places:
             self.numbers[place] += np.uint64(1 + int(self.numbers[place]) % 2)
 
     def end_write(self, place: int) -> int:
-        """It holds a block again. Returns its number now."""
+        """Mark a place as valid again. Returns its new number."""
         self.numbers[place] += np.uint64(1)
         return int(self.numbers[place])
 
     def close(self) -> None:
-        """Others keep what they have mapped."""
+        """Close the memory. Clients keep their mappings."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -96,20 +96,21 @@ class Places:
 
 
 class Source(Protocol):
-    """How the bytes of pieces come."""
+    """The client's end of a carrier."""
 
     block_bytes: int
     gives_back: bool
 
     def copy_in(self, connection: socket.socket, pieces: Sequence[Piece], slots: Sequence[Slot]) -> Sequence[bool]:
-        """Fill the slots. Returns of which the bytes are right."""
+        """Fill the slots with the pieces' bytes. Returns for each slot whether they are valid."""
 
     def close(self) -> None:
-        """Let go of memory that belongs to the server."""
+        """Release memory that belongs to the server."""
 
 
 def source_of(offer: Offer, descriptors: Sequence[int], cuda_device: int | None) -> Source:
-    """What reads the memory that a server offers. `cuda_device`: the device whose process this is, if it has one."""
+    """Create the source that reads the memory in a server's offer. `cuda_device`: the device of this process, if it has
+    one. Raises `TransferError` for an unusable offer."""
     if offer.block_bytes < 1 or offer.num_places < 1:
         raise TransferError("it does not speak as Headway does")
     if offer.carrier == "tcp":
@@ -161,16 +162,16 @@ class _Numbered:
         self._numbers = self._memory[: 8 * offer.num_places].view(np.uint64)
 
     def check(self, pieces: Sequence[Piece]) -> None:
-        """Before memory is touched."""
+        """Raise `TransferError` if a piece names a place that does not exist."""
         if not all(0 <= piece.place < self._num_places for piece in pieces):
             raise TransferError("it names memory that it does not have")
 
     def are_unchanged(self, pieces: Sequence[Piece]) -> list[bool]:
-        """Whether the places still hold what the message said."""
+        """Whether each place still holds the block that the message named."""
         return [int(self._numbers[piece.place]) == piece.number for piece in pieces]
 
     def close(self) -> None:
-        """The mapping goes with its last view."""
+        """Drop the views. The mapping is freed with the last one."""
         del self._memory, self._numbers
 
 
@@ -192,13 +193,13 @@ class _FromMemory(_Numbered):
 
 
 def copy_rows(slots: Sequence[Slot], rows: Sequence[Tensor]) -> None:
-    """Have the device copy its rows, uint8 [bytes of a block], to slots."""
+    """Let the device copy its rows, uint8 [bytes of a block], to slots."""
     import torch
 
     targets = [torch.frombuffer(slot, dtype=torch.uint8) if isinstance(slot, memoryview) else slot for slot in slots]
     places = [(target.data_ptr(), row.data_ptr()) for target, row in zip(targets, rows, strict=True)]
     start = 0
-    while start < len(rows):  # one copy for all that lie one behind the other: each takes a while to begin
+    while start < len(rows):  # one copy for all contiguous rows, as each copy takes a while to begin
         pair, (to, of), count = (targets[start], rows[start]), places[start], 1
         size = len(pair[0])
         most = min((first.untyped_storage().nbytes() - first.storage_offset()) // size for first in pair)
@@ -210,7 +211,7 @@ def copy_rows(slots: Sequence[Slot], rows: Sequence[Tensor]) -> None:
 
 
 class _FromDevice(_Numbered):
-    """Slots are written by the device, beside what else it does: its own memory, or pinned."""
+    """Lets the device copy into slots, in its own or pinned memory, in a separate stream."""
 
     def __init__(self, offer: Offer, descriptor: int, device: int) -> None:
         import torch
@@ -240,13 +241,13 @@ class _FromDevice(_Numbered):
 
 
 def share_cuda(memory: Tensor) -> CudaHandle:
-    """A handle with which one other process can open this memory, as long as it lives here."""
+    """A handle with which one other process can open this memory, as long as it exists here."""
     return CudaHandle(*memory.untyped_storage()._share_cuda_()[:6])
 
 
 def open_cuda(handle: CudaHandle, num_rows: int, row_bytes: int, *, device: int) -> Tensor:
-    """uint8 [num_rows, row_bytes]: the memory behind a handle, for copies on this process's `device`. The GPU that has
-    it need not be visible here. What is written there is not waited for."""
+    """Open the memory of a handle as uint8 [num_rows, row_bytes], for copies on this process's `device`. The GPU that
+    has the memory need not be visible here. Pending writes to it are not waited for."""
     import torch
 
     storage = torch.UntypedStorage._new_shared_cuda(

@@ -1,8 +1,8 @@
-"""Files with a header and a checksum of each piece of what is behind it, read by several threads. Files that another
-user may have written are not read (`cache_dir.opened_private`).
+"""Reads files that have a header and contents with a checksum per piece, by several threads. Files that another user
+may have written are not read (`cache_dir.opened_private`).
 
-Compiled code reads and computes checksums, about as fast as memory is copied. Where nothing can be compiled, Python
-does the same, several times as slow.
+Compiled code reads and computes checksums, about as fast as memory is copied. Where it cannot be compiled, Python does
+the same several times slower.
 """
 
 from __future__ import annotations
@@ -29,58 +29,59 @@ from headway.native.build import SOURCE_DIR, build, load_library
 logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 2**16
-"""What has a checksum of its own."""
+"""The size of a piece, which has its own checksum."""
 _OTHER_LENGTH = -1  # as in the C file
 
 
 class FileRead(NamedTuple):
-    """What was found beside the contents."""
+    """The header and checksums of a file that was read."""
 
     header: bytes
     crcs: bytes
-    """Of each piece: 4 bytes, the lowest first."""
+    """The CRC-32 of each piece as 4 bytes, little-endian."""
     used_s: float
-    """When the file was modified."""
+    """The file's time of modification."""
 
 
 class FileReads(ABC):
-    """Files that are being read: by those who help, for one who collects them."""
+    """A set of files that helper threads read, and one thread collects."""
 
     @abstractmethod
     def help(self) -> None:
-        """Read until nothing is left to be begun. For any number of threads at once."""
+        """Read files until none is left to begin. Any number of threads may call this at once."""
 
     @abstractmethod
     def ended(self, at_least: int) -> Iterable[int]:
-        """Numbers of the files that have ended since the last call, well or not. Waits until there are so many."""
+        """Return the numbers of the files whose reading has ended since the last call, successfully or not. Waits for
+        `at_least` of them."""
 
     @abstractmethod
     def result(self, number: int) -> FileRead | None:
-        """Of a file that has ended. `None` if it has another length than was expected. Raises `OSError`: with `EPERM`
-        or `ELOOP` for what another user may have written."""
+        """Return the result for a file whose reading has ended, or `None` if its length is not the expected one. Raises
+        `OSError`, with `EPERM` or `ELOOP` for a file that another user may have written."""
 
     @abstractmethod
     def cancel(self) -> None:
-        """Let files that have not been begun fail."""
+        """Make files whose reading has not begun fail."""
 
 
 class CheckedReader(ABC):
-    """A way to read; for any thread."""
+    """A way to read files. Thread-safe."""
 
     @abstractmethod
     def begin(
         self, paths: Sequence[str], header_bytes: int, out: Sequence[memoryview], *, past_cache: bool = False
     ) -> FileReads:
-        """Each file has a header, and as much behind it as fills its part of `out`, which is the same for all.
-        `past_cache`: it is not going to be read by this CPU."""
+        """Begin to read files. Each has a header and then exactly the bytes that fill its part of `out`; all parts have
+        the same size. `past_cache`: this CPU will not read the contents."""
 
     @abstractmethod
     def crcs(self, data: memoryview) -> bytes:
-        """Of each piece, as in `FileRead`."""
+        """The checksums of all pieces, as in `FileRead`."""
 
 
 class PythonReader(CheckedReader):
-    """With what Python has."""
+    """Reads with Python's standard library."""
 
     def begin(
         self, paths: Sequence[str], header_bytes: int, out: Sequence[memoryview], *, past_cache: bool = False
@@ -88,7 +89,7 @@ class PythonReader(CheckedReader):
         return _PythonReads(self, paths, header_bytes, out)
 
     def read(self, path: str, header_bytes: int, out: memoryview) -> FileRead | None:
-        """A file, whole."""
+        """Read a whole file. Returns `None` if its length is not the expected one."""
         header = bytearray(header_bytes)
         with opened_private(path) as file:
             status = os.fstat(file)
@@ -139,8 +140,8 @@ class _PythonReads(FileReads):
 
 
 class NativeReader(CheckedReader):
-    """With a compiled library, which reads parts of a file at a time, without Python's lock. Raises `OSError` or
-    `AttributeError` if it cannot be used."""
+    """Reads with a compiled library, part by part and without Python's lock. The constructor raises `OSError` or
+    `AttributeError` if the library cannot be used."""
 
     def __init__(self, path: Path) -> None:
         pointer, size = ctypes.c_void_p, ctypes.c_int64
@@ -165,7 +166,8 @@ class NativeReader(CheckedReader):
 
 
 class _NativeReads(FileReads):
-    """Each call of the library holds this, and with it all memory that is written to."""
+    """Reads of the compiled library. The object must live during its calls, because it owns the memory that they write
+    to."""
 
     def __init__(
         self,
@@ -225,7 +227,8 @@ class _NativeReads(FileReads):
 
 @functools.cache
 def fastest_reader() -> CheckedReader:
-    """The first call may compile, for about a second; if that fails, for whatever reason, it is said."""
+    """The fastest reader available. The first call may compile for about a second; if that fails, a warning is logged
+    and Python reads."""
     try:
         reader = NativeReader(build(folder=SOURCE_DIR / "files", what="the disk cache's reader").path)
         sample = memoryview(bytes(range(256)) * 7)[1:1500]
@@ -240,7 +243,7 @@ def fastest_reader() -> CheckedReader:
 
 @contextlib.contextmanager
 def opened(path: Path | str, flags: int) -> Iterator[int]:
-    """Its descriptor."""
+    """Open a file and yield its descriptor."""
     file = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         yield file
@@ -249,7 +252,7 @@ def opened(path: Path | str, flags: int) -> Iterator[int]:
 
 
 def behind(parts: list[memoryview], count: int) -> list[memoryview]:
-    """What is left after so many bytes."""
+    """The rest of the parts after the first `count` bytes."""
     while parts and count >= parts[0].nbytes:
         count -= parts[0].nbytes
         parts = parts[1:]
@@ -257,7 +260,7 @@ def behind(parts: list[memoryview], count: int) -> list[memoryview]:
 
 
 def _fill(file: int, parts: Sequence[memoryview]) -> bool:
-    """Read so many bytes. False if there are fewer."""
+    """Fill the parts from the file. Returns False if it is too short."""
     left = behind(list(parts), 0)
     while left:
         count = os.readv(file, left)

@@ -1,4 +1,4 @@
-"""Says what is wrong with files of a cache: a line for each kind of damage with a number, not a line for each file."""
+"""Logs damaged cache files: one line with a count for each kind of damage, instead of a line per file."""
 
 from __future__ import annotations
 
@@ -10,27 +10,26 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 PAUSE_S = 60.0
-"""A kind of damage is not logged again before that."""
+"""The shortest time between two log lines for the same kind of damage."""
 
 
 class DamageLog:
-    """Counts files by what is wrong with them. For any number of threads."""
+    """Counts damaged files by kind of damage. Thread-safe."""
 
     def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._lock = threading.Lock()
         self._unsaid: dict[str, list[str]] = {}
-        """What is wrong → names of the files with which it is."""
+        """Kind of damage → names of the files that have it."""
         self._said_s: dict[str, float] = {}
 
     def note(self, what: str, name: str) -> None:
-        """`what`: a kind of damage, as it stands behind "files"."""
+        """Note a damaged file. `what`: the kind of damage, as it follows the word "files" in the log."""
         with self._lock:
             self._unsaid.setdefault(what, []).append(name)
 
     def say(self, *, is_last: bool = False) -> None:
-        """Log what was noted since the last call. A kind that was logged a short time ago waits, unless this is the
-        last call."""
+        """Log the damage noted since the last call. A kind that was logged recently is deferred, unless `is_last`."""
         with self._lock:
             now_s = self._now()
             due = [one for one in self._unsaid if is_last or now_s - self._said_s.get(one, -PAUSE_S) >= PAUSE_S]

@@ -1,17 +1,17 @@
-"""KV blocks in a folder, one file each, which outlive the process and may be shared by several engines.
+"""Stores KV blocks in a folder, one file each. The files outlive the process, and several engines may share them.
 
     DIR/headway-<user>/<fingerprint>/    a folder of this user's alone (`cache_dir.private_folder`), and in it:
     <digest>.kv        header (magic, version, length, checksum), then the bytes of a slot
     <digest>.*.tmp     being written, and locked meanwhile; without a lock, its writer is dead
 
-The fingerprint is of all that keys and values depend on beside the tokens: weights, number formats, layout. An engine
-looks only into its own folder. The limit of size is for all of them, and files used longest ago are deleted first,
-whosever they are; when a file was last used is its time of modification.
+The fingerprint covers all that keys and values depend on besides the tokens: weights, number formats, layout. An engine
+reads only its own folder. The size limit covers all folders together, and the least recently used files are deleted
+first, whichever engine wrote them. A file's time of modification is the time of its last use.
 
-Nothing is flushed to the disk, since nothing depends on it: a name appears only when its file has been written, and
-what a crash of the machine leaves of one is found out by its checksum. A checksum is no signature, so files that
-another user may have written are not read. A file that is wrong in any way is deleted and was never there. If files
-cannot be written, that is said once, and tried again after a while; if they cannot be read, blocks are computed.
+Files are not flushed to the disk, because that is not needed: a name appears only after its file was written, and the
+checksum detects a file damaged by a crash of the machine. A checksum is no signature, so files that another user may
+have written are not read. An invalid file is deleted and counts as missing. If files cannot be written, one warning is
+logged and writing is tried again later. If a file cannot be read, its block is computed.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ logger = logging.getLogger(__name__)
 
 MOST_READERS = 16
 PAUSE_S = 30.0
-"""After a write has failed, none is tried for so long."""
+"""The pause in writing after a write has failed."""
 RESCAN_S = 60.0
-"""A folder is looked through again before files are deleted, but not more often than this."""
+"""The folders are scanned again before files are deleted, but not more often than this."""
 USE_NOTED_S = 60.0
-"""A file that was used is marked so, unless it was within this time."""
+"""A used file's time of modification is updated, unless it is more recent than this."""
 CLOSE_S = 2.0
 _BYTES_PER_READER = 2**20  # less than this is not worth waking one more
 _TOGETHER = 4  # files that are collected at a time, while there are many
@@ -78,8 +78,8 @@ _FOREIGN = "not read, which are links or folders, belong to another user or may 
 
 
 class DiskStore(BlockStore):
-    """`fingerprint`: a name for a folder; blocks of another one are never found. `block_bytes`: the size of a slot.
-    `for_device`: slots are read by a device, not by this CPU."""
+    """`fingerprint`: the name of this engine's folder; blocks in other folders are never found. `block_bytes`: the size
+    of a slot. `for_device`: a device reads the slots, not this CPU."""
 
     def __init__(
         self, folder: Path, *, fingerprint: str, block_bytes: int, max_bytes: int, for_device: bool = False
@@ -113,7 +113,8 @@ class DiskStore(BlockStore):
         self._start()
 
     def _make_folder(self) -> tuple[Path, Path]:
-        """The folder of this user, and in it that of this engine's blocks; `OSError` if no files can be put there."""
+        """Make this user's folder, and in it the one for this engine's blocks. Raises `OSError` if it is not
+        writable."""
         root = private_folder(self._configured)
         folder = private_folder(root, self._fingerprint)
         if error := why_not_writable(folder):
@@ -137,7 +138,7 @@ class DiskStore(BlockStore):
             thread.start()
 
     def _prepare(self) -> None:
-        """May take a second, in which the other readers read in their own way."""
+        """Build the fastest reader. This may take a second, in which other threads read in Python."""
         self._reader = fastest_reader()
 
     @property
@@ -167,7 +168,7 @@ class DiskStore(BlockStore):
         paths = [f"{folder}/{digest.hex()}{_SUFFIX}" for digest in digests]
         reads = self._reader.begin(paths, _HEADER.size, views, past_cache=self._for_device)
         self._under_way.add(reads)
-        # In this order: whoever collects waits for helpers, and these for nobody.
+        # In this order, because the collector waits for helpers, and helpers wait for no other thread.
         self._reads.put(lambda: self._collect(reads, digests, views, done, is_use))
         for _ in range(min(self._num_readers, -(-len(digests) * self._block_bytes // _BYTES_PER_READER))):
             self._reads.put(reads.help)
@@ -179,7 +180,7 @@ class DiskStore(BlockStore):
         self._writes.put(lambda: self._store(digest, slot, done))
 
     def note_order(self, digests: Sequence[bytes]) -> None:
-        """With times of modification until now."""
+        """Note the order by setting times of modification that end now."""
         with self._lock:
             here = [digest for digest in digests if self._name(digest) in self._files]
             for digest in here:
@@ -206,7 +207,7 @@ class DiskStore(BlockStore):
     def _collect(
         self, reads: FileReads, digests: Sequence[bytes], slots: Sequence[memoryview], done: Done, is_use: bool
     ) -> None:
-        """As they come, several at a time while many are left, so that this takes Python's lock less often."""
+        """Process results as they arrive, several at a time while many are left, to take Python's lock less often."""
         left = len(digests)
         while left:
             for number in reads.ended(max(1, min(_TOGETHER, left // 2))):
@@ -236,7 +237,7 @@ class DiskStore(BlockStore):
             done(digest, ok)
 
     def _good(self, digest: bytes, slot: memoryview, found: FileRead | None) -> FileRead | None:
-        """`None` if it is damaged."""
+        """Return the file's record if it is intact, otherwise `None`."""
         path = self._path(digest)
         if not self._fits(digest, found):  # parts of two files, perhaps: another engine may have put one in its place
             again = self._reader.begin([str(path)], _HEADER.size, [slot])
@@ -266,8 +267,8 @@ class DiskStore(BlockStore):
         return found is not None and found.header == self._header(digest, self._block_bytes, found.crcs)
 
     def _header(self, digest: bytes, num_bytes: int, crcs: bytes) -> bytes:
-        """As it must be for these contents. A CRC of each piece, many times as fast as a hash of all, and a hash of
-        them and of what the block is."""
+        """The header for these contents. Its checksum is a hash of the CRCs of all pieces and of the block's identity,
+        which is many times faster than a hash of all bytes."""
         checksum = hashlib.blake2b(digest + crcs, digest_size=16, key=self._identity[:64])
         return _HEADER.pack(_MAGIC, _VERSION, _HEADER.size, num_bytes, checksum.digest())
 
@@ -323,7 +324,7 @@ class DiskStore(BlockStore):
             raise
 
     def _pause(self, error: OSError) -> None:
-        """Say it once, until a file can be written again."""
+        """Pause writing after an error. The warning is logged once, until a file can be written again."""
         self._paused_until_s = time.monotonic() + PAUSE_S
         if not self._has_warned:
             self._has_warned = True
@@ -334,7 +335,7 @@ class DiskStore(BlockStore):
             )
 
     def _make_room(self, num_bytes: int) -> None:
-        """Delete the files used longest ago, until there is room for one more."""
+        """Delete the least recently used files until there is room for one more."""
         if self._num_bytes + num_bytes > self._max_bytes and time.monotonic() - self._scanned_s > RESCAN_S:
             self._scan()  # others may have added files, used or deleted them
         while self._num_bytes + num_bytes > self._max_bytes and self._files:
@@ -361,7 +362,7 @@ class DiskStore(BlockStore):
                     self._lost.append(_digest(name))
 
     def _scan(self) -> None:
-        """Look through all folders, at names and sizes only."""
+        """Scan names, sizes and times of the files in all folders."""
         found: list[tuple[float, str, int]] = []
         for folder in _entries(self._root):
             if folder.is_dir(follow_symlinks=False):
@@ -380,7 +381,7 @@ def _digest(name: str) -> bytes:
 
 
 def _files(folder: os.DirEntry[str]) -> Iterator[tuple[float, str, int]]:
-    """(when it was last used, name, bytes) of each block; what dead writers have left is deleted."""
+    """Yield (time of last use, name, bytes) of each block. Files left by dead writers are deleted."""
     for entry in _entries(folder.path):
         name = entry.name
         if _BLOCK_NAME.fullmatch(name):
@@ -397,7 +398,7 @@ def _files(folder: os.DirEntry[str]) -> Iterator[tuple[float, str, int]]:
 
 
 def _entries(folder: Path | str) -> Iterator[os.DirEntry[str]]:
-    """None, if there is no such folder any more."""
+    """Yield a folder's entries; none if the folder does not exist any more."""
     try:
         with os.scandir(folder) as entries:
             yield from entries
@@ -412,7 +413,7 @@ def _delete_unlocked(path: str) -> None:
 
 
 def _delete(path: Path | str) -> None:
-    """What has the name of a block and is none. A folder that is not empty stays."""
+    """Delete a file, or an empty folder, that has a block's name. A folder with content stays."""
     with contextlib.suppress(OSError):
         try:
             os.unlink(path)

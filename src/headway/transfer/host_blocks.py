@@ -1,11 +1,11 @@
-"""Copies of whole KV blocks: within the device, and between the device and slots, mostly of host memory.
+"""Copies whole KV blocks within the device, and between the device and slots, which are mostly in host memory.
 
-In a slot a block is one piece of bytes: what each tensor of each layer has of it, one behind the other. For a device
-that copies by itself the slots are pinned in place: torch's own pinned memory comes in powers of two, up to twice what
-was asked for. Where blocks only arrive, from engines on other GPUs, the slots are on the device.
+In a slot a block is contiguous: the parts of all tensors of all layers, one after the other. For CUDA the slots are
+pinned in place, because torch's own pinned memory comes in powers of two, up to twice the size needed. Where blocks
+only arrive, from engines on other GPUs, the slots are on the device.
 
-Ranks have parts of a block. Where blocks go to disk, their slots are one memory: a slot has the parts
-of all ranks, one behind the other, so that what is outside this engine is whole blocks, and only rank 0 deals with it.
+Each rank has a part of a block. Where blocks go to disk, the ranks share one memory: a slot has the parts of all ranks,
+one after the other. Only whole blocks leave the engine, and only rank 0 transfers them.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _NUM_MEASURED_BLOCKS = 8
 
 @dataclass(frozen=True)
 class SharedSlots:
-    """One memory for the slots of all ranks, as one of them sees it."""
+    """The shared memory for the slots of all ranks, as one rank sees it."""
 
     descriptor: int
-    """Of a file in memory. It may be closed when the slots are there."""
+    """The descriptor of a file in memory. It may be closed once the slots are open."""
     part_bytes: tuple[int, ...]
-    """That each rank has of a block."""
+    """The size of each rank's part of a block."""
     rank: int
 
     def open(self, num_slots: int) -> Tensor:
-        """uint8 [num_slots, bytes of a whole block]. The first to come makes it."""
+        """Map the slots as uint8 [num_slots, bytes of a whole block]. The first rank to open them sizes the file."""
         row_bytes = sum(self.part_bytes)
         os.ftruncate(self.descriptor, num_slots * row_bytes)
         memory = np.frombuffer(mmap.mmap(self.descriptor, num_slots * row_bytes), dtype=np.uint8)
@@ -61,8 +61,8 @@ class SharedSlots:
 
 
 class HostBlocks:
-    """Room for blocks in host memory. On CUDA the copies run beside the steps, on the CPU at once. `on_device`: the
-    room is device memory. `shared`: it is that of all ranks, where this is one of several."""
+    """Slots for blocks in host memory. On CUDA the copies overlap with steps; on the CPU they are made at once.
+    `on_device`: the slots are in device memory. `shared`: the memory of all ranks, where this is one of several."""
 
     def __init__(
         self,
@@ -94,7 +94,8 @@ class HostBlocks:
                 weakref.finalize(self, _unpin, self._whole, self._staged.wait).atexit = False
 
     def measure_restore(self) -> float:
-        """Seconds that copying a block in takes, at best. Writes into the first blocks, which are empty still."""
+        """Measure the shortest time in seconds to copy a block in. This writes into the first blocks, which must be
+        empty."""
         num_blocks = min(_NUM_MEASURED_BLOCKS, len(self._slots), len(self._blocks[0]))
         pairs = [(place, place) for place in range(num_blocks)]
         times = []
@@ -109,7 +110,7 @@ class HostBlocks:
         return min(times) / num_blocks
 
     def move_out(self, pairs: Pairs) -> None:
-        """Copy blocks (block, slot) to the host, behind what is queued on the device."""
+        """Copy blocks to slots, as (block, slot), after the work queued on the device."""
         if self._staged is not None:
             self._staged.copy_out(pairs)
             return
@@ -118,7 +119,7 @@ class HostBlocks:
                 part.copy_(tensor[block])
 
     def move_in(self, pairs: Pairs) -> None:
-        """Copy blocks (slot, block) to the device, before what is queued there from now on."""
+        """Copy slots to blocks, as (slot, block), before work queued on the device afterwards."""
         if self._staged is not None:
             self._staged.copy_in(pairs)
             return
@@ -128,7 +129,7 @@ class HostBlocks:
 
     @property
     def slot_bytes(self) -> int:
-        """Size of a block as one piece, with the parts of all ranks."""
+        """The size of a whole block, with the parts of all ranks."""
         return self._whole.shape[1]
 
     def bytes_of(self, slot: int) -> Slot:
@@ -136,14 +137,14 @@ class HostBlocks:
         return self._whole[slot] if self._on_host is None else self._on_host[slot].data
 
     def settle(self, slots: Iterable[int]) -> None:
-        """Wait until no copy that was begun has to do with these slots."""
+        """Wait until no copy in progress uses these slots."""
         if self._staged is not None:
             self._staged.settle(slots)
 
     def copy_out(self, blocks: Pairs, slots: Pairs, pieces: Tensor) -> Callable[[], None]:
-        """Begin to copy blocks (block, row) and slots (slot, row) as they are now, behind what is queued on the device,
-        to rows of `pieces`: memory of the host, pinned if there is a device, or of the device. Returns what waits until
-        they are there."""
+        """Begin to copy blocks (block, row) and slots (slot, row), as they are now, to rows of `pieces`, after the work
+        queued on the device. `pieces` is host memory, pinned if there is a device, or device memory. Returns a function
+        that waits for the copies."""
         if self._staged is not None:
             return self._staged.copy_to(pieces, blocks, slots).synchronize
         rows, start = pieces.numpy(), 0
@@ -161,12 +162,12 @@ class HostBlocks:
 
 
 def _nothing() -> None:
-    """What was to be waited for is there."""
+    """Wait for nothing: the copies are already made."""
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
-    """uint8 [num_blocks, bytes]: the memory of a tensor whose blocks lie one behind the other, whatever the order of
-    the other dimensions."""
+    """View a tensor's memory as uint8 [num_blocks, bytes]. Its blocks must be contiguous; the order of the other
+    dimensions does not matter."""
     size, stride = tensor[0].numel() * tensor.element_size(), tensor.stride(0) * tensor.element_size()
     assert size == stride, "a block of the KV cache is not one piece"
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
@@ -174,7 +175,7 @@ def _as_bytes(tensor: Tensor) -> Tensor:
 
 
 def apply_moves(kv_caches: Sequence[LayerKVCache], host: HostBlocks | None, moves: BlockMoves) -> None:
-    """Everything that has to be copied before a step, in its order."""
+    """Make all copies that a step needs beforehand, in order."""
     if moves.moved_out:
         assert host is not None
         host.move_out(moves.moved_out)
@@ -196,8 +197,8 @@ def _copy(kv_caches: Sequence[LayerKVCache], pairs: Pairs) -> None:
 
 
 def _zero_bytes(num_rows: int, num_bytes: int) -> Tensor:
-    """uint8 [num_rows, num_bytes], which takes memory only where it is written or pinned. It begins with a page: files
-    are read faster to whole lines of the CPU's cache."""
+    """Allocate uint8 [num_rows, num_bytes], which uses memory only where it is written or pinned. It is aligned to a
+    page, because files are read faster into whole cache lines. Raises `OutOfMemoryError`."""
     try:
         memory = np.zeros(num_rows * num_bytes + mmap.PAGESIZE, dtype=np.uint8)
         start = -memory.ctypes.data % mmap.PAGESIZE
@@ -207,14 +208,14 @@ def _zero_bytes(num_rows: int, num_bytes: int) -> Tensor:
 
 
 def _pin(memory: Tensor) -> None:
-    """Let the device copy from and to this memory by itself."""
+    """Pin this memory, so that the device can copy from and to it directly. Raises `OutOfMemoryError`."""
     error = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
     if int(error) != 0:
         raise OutOfMemoryError(f"{_too_much(memory.numel())}: the system does not let so much be pinned ({error}).")
 
 
 def _unpin(memory: Tensor, wait: Callable[[], None]) -> None:
-    """Give it back to the system, after the copies that are under way."""
+    """Unpin this memory, after the copies in progress."""
     wait()
     torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 

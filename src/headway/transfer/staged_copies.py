@@ -1,15 +1,15 @@
-"""Copies of KV blocks to slots and back: in host memory, which the steps do not wait for, or on the device.
+"""Copies KV blocks to slots and back. Slots are in host memory, where steps do not wait for copies, or on the device.
 
-The link to the host is some hundred times slower than the device's own memory, and a block that leaves is written again
-by the very next step. So blocks go over a stage, a piece of device memory, and the slow half of the way is not in the
-steps' stream:
+The link to the host is some hundred times slower than the device's own memory, and a block that leaves is overwritten
+by the very next step. Blocks therefore pass through a stage, a piece of device memory, and the slow half of the way is
+outside the steps' stream:
 
     out     blocks ─ gathered by the step's stream ─► stage ─ copied beside the steps ─► slots in host memory
     in      slots  ─ copied beside the steps ─► stage ─ scattered by the step's stream ─► blocks
 
-A step that is planned while another runs gets its blocks meanwhile. There are several stages, used in turns, so that
-one is filled while another is emptied. Each way has a stream; they meet only over slots, where the last copy that had
-to do with a slot comes before the next one. What stays on the device is copied by the steps' stream at once.
+A step planned while another runs gets its blocks meanwhile. Several stages are used in turn, so that one is filled
+while another is emptied. Each direction has a stream. They only synchronise on slots: the last copy that used a slot
+comes before the next one. Copies within the device are made at once by the steps' stream.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -32,7 +32,7 @@ _WORDS_AT_A_TIME = 4096
 
 
 class _Stage:
-    """Device memory for some blocks, and the event after which it may be used again."""
+    """Device memory for some blocks, with the event after which it may be reused."""
 
     def __init__(self, num_blocks: int, bytes_per_block: int, device: torch.device) -> None:
         self.memory = torch.empty(num_blocks, bytes_per_block, dtype=torch.uint8, device=device)
@@ -55,7 +55,7 @@ class StagedCopies:
         self._last_copies: dict[int, torch.cuda.Event] = {}  # by slot
 
     def copy_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks (block, slot); the blocks may be written by what is queued from now on."""
+        """Copy blocks to slots, as (block, slot). Work queued afterwards may overwrite the blocks."""
         steps = torch.cuda.current_stream(self._device)
         if self._slots.is_cuda:
             with self._copying(steps, [slot for _, slot in pairs]):
@@ -71,7 +71,7 @@ class StagedCopies:
             stage.is_free.record(self._way_out)
 
     def copy_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks (slot, block); they are there for what is queued from now on."""
+        """Copy slots to blocks, as (slot, block). Work queued afterwards sees the copied blocks."""
         steps = torch.cuda.current_stream(self._device)
         if self._slots.is_cuda:
             with self._copying(steps, [slot for slot, _ in pairs]):
@@ -89,8 +89,8 @@ class StagedCopies:
     def copy_to(
         self, pieces: Tensor, blocks: Sequence[tuple[int, int]], slots: Sequence[tuple[int, int]]
     ) -> torch.cuda.Event:
-        """Copy blocks (block, row) and slots (slot, row) to rows of `pieces`, beside the steps; the blocks may be
-        written by what is queued from now on. Returns the event after which they are there."""
+        """Copy blocks (block, row) and slots (slot, row) to rows of `pieces`, while steps run. Work queued afterwards
+        may overwrite the blocks. Returns the event after which the copies are complete."""
         steps = torch.cuda.current_stream(self._device)
         if pieces.is_cuda and blocks:
             self._move([(row, block) for block, row in blocks], pieces, to_pieces=True)
@@ -126,13 +126,13 @@ class StagedCopies:
             stream.synchronize()
 
     def settle(self, slots: Iterable[int]) -> None:
-        """Until the copies from and to these slots are made."""
+        """Wait for the copies from and to these slots."""
         for event in {self._last_copies[slot] for slot in slots if slot in self._last_copies}:
             event.synchronize()
 
     @contextlib.contextmanager
     def _copying(self, stream: torch.cuda.Stream, slots: list[int]) -> Iterator[None]:
-        """Copies from or to these slots, in this stream, after the last ones in any."""
+        """A context for copies from or to these slots in this stream, after earlier ones in any stream."""
         for event in {self._last_copies[slot] for slot in slots if slot in self._last_copies}:
             stream.wait_event(event)
         with torch.cuda.stream(stream):
@@ -142,7 +142,7 @@ class StagedCopies:
         self._last_copies.update(dict.fromkeys(slots, copied))
 
     def _batches(self, slots: list[int], blocks: list[int]) -> Iterator[tuple[_Stage, list[int], Tensor]]:
-        """As many at a time as a stage holds: the stage, the slots, and the blocks on the device."""
+        """Yield batches of as many blocks as a stage holds: the stage, the slots, and the blocks as a device tensor."""
         on_device = self._on_device(blocks)
         for start in range(0, len(slots), self._blocks_per_stage):
             end = start + self._blocks_per_stage
@@ -151,14 +151,14 @@ class StagedCopies:
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """Where the parts of a block are, tensor by tensor, in words of 4 bytes. All int64 on the device."""
+    """The location of a block's parts in each tensor, in words of 4 bytes. All fields are int64 on the device."""
 
     addresses: Tensor
-    """Of the tensors."""
+    """The address of each tensor."""
     num_words: Tensor
-    """That each tensor has of a block."""
+    """The words of a block in each tensor."""
     offsets: Tensor
-    """Of each tensor's words in the block as one piece."""
+    """The offset of each tensor's words within the contiguous block."""
     most_words: int
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What the front end and engine processes say to each other, and how it travels.
+"""The messages between the front end and engine processes, and their transport.
 
 messages          typed records, carried as msgpack         frames      where one ends and the next begins
 channel           the engine's end of a socket              greeting    between machines: versions, and a shared secret

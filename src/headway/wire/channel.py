@@ -1,6 +1,4 @@
-"""The engine's end of the socket to a front end: whole messages, in order. What cannot be sent at once is kept and sent
-later.
-"""
+"""The engine's end of the socket to a front end: whole messages, in order. Unsent bytes are buffered."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from headway.wire.messages import (
 
 RECEIVE_BYTES = 2**20
 MAX_UNSENT_BYTES = 64 * 2**20
-"""How far the front end may lag behind before the engine waits for it."""
+"""The size of unsent data above which the engine waits for the front end, or gives it up."""
 
 
 class ChannelClosedError(Exception):
@@ -41,8 +39,8 @@ class EngineChannel:
         waker: socket.socket | None = None,
         waits_for_reader: bool = True,
     ) -> None:
-        """Bytes that arrive on `wakeup` end a wait; they mean nothing else. `waker` is its other end, which does not
-        block. A front end that reads too slowly is waited for, or given up."""
+        """Bytes that arrive on `wakeup` end a wait and have no other meaning. `waker` is its other end, which does not
+        block. `waits_for_reader`: wait for a front end that reads too slowly, instead of giving it up."""
         connection.setblocking(False)
         self._socket = connection
         self._waits_for_reader = waits_for_reader
@@ -58,9 +56,9 @@ class EngineChannel:
             self._poll.register(wakeup, select.POLLIN)
 
     def receive(self, *, timeout_s: float) -> list[ToEngine | UnreadableRequest]:
-        """All messages that are there; if there are none, wait for one at most `timeout_s`.
+        """Return all messages that have arrived. If there are none, wait for one, at most `timeout_s`.
 
-        Raises `ChannelClosedError`; and `BrokenFrameError` or `msgspec.DecodeError` for what is no message.
+        Raises `ChannelClosedError`, and `BrokenFrameError` or `msgspec.DecodeError` for data that is no message.
         """
         messages: list[ToEngine | UnreadableRequest] = []
         while self._wait_for_input(0.0 if messages else timeout_s):
@@ -76,7 +74,7 @@ class EngineChannel:
         return messages
 
     def send(self, message: FromEngine) -> None:
-        """Queue a message and send as much as goes without waiting. Raises `ChannelClosedError`."""
+        """Queue a message and send as much as possible without waiting. Raises `ChannelClosedError`."""
         frame = pack(message)
         with self._sending:
             self._unsent += frame
@@ -87,7 +85,7 @@ class EngineChannel:
             self.flush(timeout_s=float("inf"))
 
     def wake(self) -> None:
-        """End a wait of `receive`. For any thread."""
+        """End a wait of `receive`. Safe to call from any thread."""
         if self._waker is not None:
             with contextlib.suppress(OSError):  # it is full, so the wait ends anyway; or closed
                 self._waker.send(b".")
@@ -103,12 +101,12 @@ class EngineChannel:
         return not self._unsent
 
     def close(self) -> None:
-        """Let the front end know that nothing more comes."""
+        """Close the socket, so that the front end knows that nothing more comes."""
         self._socket.close()
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What to poll, to know when `receive` has something to do."""
+        """The descriptors to poll to know when `receive` has something to do."""
         return tuple(each.fileno() for each in (self._socket, self._wakeup) if each is not None)
 
     @property

@@ -1,4 +1,4 @@
-"""What an engine counts, put together from the records of those who count it."""
+"""The statistics of an engine, composed of the records that its parts count in."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class StepStats(Statistics):
 
     duration_s: float = 0.0
     schedule_s: float = 0.0
-    """How much of that was planning."""
+    """The planning time for it."""
     kind: StepKind = "decode"
     num_tokens: int = 0
     """Tokens that it computed."""
     prompt_token_s: float = 0.0
-    """What a prompt token adds to a step, as learnt from all that have run; 0: not known."""
+    """Seconds that a prompt token adds to a step, learnt from past steps; 0: not known."""
 
 
 class BatchStats(Statistics):
-    """The queue, the batch, and what they have done."""
+    """The state and the counters of the queue and the batch."""
 
     num_running: Annotated[int, Gauge("num_requests_running", "Sequences in the batch.", by_replica=True)] = 0
     num_waiting: Annotated[int, Gauge("num_requests_waiting", "Sequences in the engine's queue.", by_replica=True)] = 0
@@ -38,9 +38,9 @@ class BatchStats(Statistics):
     num_steps: Annotated[int, Counter("engine_steps", "Steps of the engine.")] = 0
     num_preemptions: Annotated[int, Counter("num_preemptions", "Times a request lost its blocks to another.")] = 0
     num_recomputed_tokens: Annotated[int, Counter("recomputed_tokens", "Tokens computed again after a preemption.")] = 0
-    """Preempted requests had them in the cache, and lost them."""
+    """Tokens that preempted requests had in the cache and lost."""
     prompt_tokens: Annotated[int, Counter("prompt_tokens", "Prompt tokens taken in.", of_requests=True)] = 0
-    """Of all requests that have entered the batch."""
+    """Counted when a request enters the batch for the first time."""
     generation_tokens: Annotated[
         int, Counter("generation_tokens", "Tokens generated.", of_requests=True, by_replica=True)
     ] = 0
@@ -52,7 +52,7 @@ class BatchStats(Statistics):
 
 
 class BlockStats(Statistics):
-    """The blocks of the device. The free, the used and the cached ones are all."""
+    """The blocks of the device. Each is free, used or cached."""
 
     num_free_blocks: Annotated[int, Gauge("kv_blocks_free", "KV blocks without contents.")] = 0
     num_used_blocks: Annotated[int, Gauge("kv_blocks_live", "KV blocks held by requests.", by_replica=True)] = 0
@@ -62,7 +62,7 @@ class BlockStats(Statistics):
     num_used_slots: Annotated[int, Gauge()] = 0
     """KV slots that hold a token; the rest of the used blocks is waste."""
     num_table_entries: Annotated[int, Gauge()] = 0
-    """Blocks that requests hold, each counted once for every request that holds it."""
+    """The entries of all block tables: a block counts once for every request that holds it."""
 
 
 class TransferStats(Statistics):
@@ -73,9 +73,9 @@ class TransferStats(Statistics):
         int,
         Counter("kv_blocks_sent_early", "KV blocks sent to decode replicas before their prompt was computed in full."),
     ] = 0
-    """Their way took no time of its own."""
+    """Blocks whose transfer was hidden by the computation of their prompt."""
     block_s: float = 0.0
-    """What a block from another engine takes to come; 0: not known."""
+    """Seconds to fetch a block from another engine; 0: not known."""
 
 
 class EngineStats(Statistics):
@@ -91,7 +91,7 @@ class EngineStats(Statistics):
 
 
 def summed(each: Iterable[EngineStats]) -> EngineStats:
-    """The numbers of several engines together; nothing of their last steps."""
+    """The statistics of several engines together, without those of their last steps."""
     total = EngineStats()
     for stats in each:
         total.add(stats)

@@ -14,7 +14,7 @@ LENGTH = struct.Struct("<I")
 
 
 class BrokenFrameError(HeadwayError):
-    """What came over the socket is not a message. Nothing after it can be trusted."""
+    """The data received is not a message. Nothing after it can be trusted."""
 
 
 def pack(message: Any) -> bytes:
@@ -30,7 +30,7 @@ class FrameReader:
         self._rest = b""  # the beginning of a frame whose end has not come
 
     def feed(self, data: bytes) -> list[memoryview]:
-        """Take the next bytes; returns the payloads they complete, good until their last reference goes."""
+        """Take the next bytes and return the payloads that they complete, as views that stay valid."""
         buffer = self._rest + data if self._rest else data
         view = memoryview(buffer)
         payloads = []

@@ -1,5 +1,5 @@
-"""How a TCP connection between two machines begins: each end says which messages it speaks, and proves that it knows
-the secret without sending it. What follows is not encrypted."""
+"""The greeting at the start of a TCP connection between two machines. Each end names its message version, and proves
+that it knows the secret without sending it. The messages that follow are not encrypted."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from headway.wire.messages import (
 SECRET_VARIABLE = "HEADWAY_SECRET"
 """The environment variable that holds the secret of an engine that listens."""
 GREETING_S = 10.0
-"""How long the other end may take for all of it."""
+"""The longest that the whole greeting may take."""
 MAX_GREETING_BYTES = 4096
 DEAD_PEER_MS = 10_000
-"""What was sent and is not acknowledged for so long: the other machine is gone."""
+"""If sent data is not acknowledged for this long, the other machine counts as gone."""
 NONCE_BYTES = 32
 
 
 class RefusedError(HeadwayError):
-    """The other end is not one to talk to, or says so of this one."""
+    """This end refuses the other one, or was refused by it."""
 
 
 class Hello(msgspec.Struct, tag=True):
-    """Who speaks."""
+    """The first message: versions and a nonce."""
 
     version: str
     protocol: str
@@ -49,13 +49,13 @@ class Hello(msgspec.Struct, tag=True):
 
 
 class Proof(msgspec.Struct, tag=True):
-    """That the secret is known."""
+    """The proof that the sender knows the secret."""
 
     code: bytes
 
 
 class Refusal(msgspec.Struct, tag=True):
-    """There will be no connection."""
+    """The connection is refused."""
 
     reason: str
 
@@ -66,7 +66,7 @@ _decode_greeting = msgspec.msgpack.Decoder(Hello | Proof | Refusal).decode
 
 @functools.cache
 def protocol() -> str:
-    """Changes with whatever the messages are made of."""
+    """A hash of the messages' source code. It changes whenever their definitions may have changed."""
     modules = [sys.modules[part.__module__] for part in (Start, Delivered, SamplingParams, RequestOptions)]
     return hashlib.sha256("".join(map(inspect.getsource, modules)).encode()).hexdigest()[:16]
 
@@ -78,7 +78,7 @@ def _version() -> str:
 
 
 def greet(connection: socket.socket, secret: bytes, *, is_engine: bool) -> None:
-    """Make sure that the other end speaks the same messages and knows the secret. Takes `GREETING_S` at most; raises
+    """Check that the other end has the same message version and knows the secret. Takes at most `GREETING_S`. Raises
     `RefusedError`, or `OSError` if the connection breaks."""
     deadline_s = time.monotonic() + GREETING_S
     own = Hello(_version(), protocol(), os.urandom(NONCE_BYTES))
@@ -124,7 +124,7 @@ def _say(connection: socket.socket, message: Hello | Proof | Refusal) -> None:
 
 
 def _hear(connection: socket.socket, kind: type[_Greeting], deadline_s: float) -> _Greeting:
-    """The next message, byte for byte: what follows it belongs to others."""
+    """Receive the next message, and not a byte more: the following bytes are for another reader."""
     length = LENGTH.unpack(_receive_exactly(connection, LENGTH.size, deadline_s))[0]
     if length > MAX_GREETING_BYTES:
         raise RefusedError("the other end does not speak as Headway does")
@@ -154,7 +154,7 @@ def _receive_exactly(connection: socket.socket, num_bytes: int, deadline_s: floa
 
 
 def dial(host: str, port: int, secret: bytes) -> socket.socket:
-    """A connection to an engine that listens there. Blocks; raises `RefusedError` and `OSError`."""
+    """Connect to an engine that listens there. Blocks. Raises `RefusedError` and `OSError`."""
     connection = socket.create_connection((host, port), timeout=GREETING_S)
     try:
         prepare_tcp(connection)
@@ -166,7 +166,7 @@ def dial(host: str, port: int, secret: bytes) -> socket.socket:
 
 
 def prepare_tcp(connection: socket.socket) -> None:
-    """Tokens are sent at once, and a machine that is gone is noticed."""
+    """Set socket options so that small messages are sent at once and a lost machine is noticed."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):

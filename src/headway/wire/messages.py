@@ -1,9 +1,9 @@
-"""What the front end and the engine process say to each other: typed records, carried as msgpack (see `channel`).
+"""The messages between the front end and the engine process: typed records, carried as msgpack (see `channel`).
 
-Each direction has one union, and only its members travel as messages of their own; every other record is a part of one
-of them. All are packed as arrays, without field names: both ends are always of the same version. The parts hold nothing
-that could form a cycle, so the garbage collector need not look at them. A request's own records, `SamplingParams` and
-`RequestOptions`, travel as they are; they check themselves when they are unpacked.
+Each direction has one union, and only its members travel as separate messages; every other record is a part of one of
+them. All are packed as arrays without field names, because both ends always have the same version. The parts cannot
+form reference cycles, so the garbage collector need not track them. `SamplingParams` and `RequestOptions` travel
+unchanged; they validate themselves when they are unpacked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Role = Literal["prefill", "decode"]
 
 
 class _Message(msgspec.Struct, tag=True, array_like=True):
-    """A record that travels by itself; its name says which it is."""
+    """A record that travels as a message. Its name is its tag."""
 
 
 class _Part(msgspec.Struct, array_like=True, gc=False):
@@ -33,66 +33,66 @@ class _Part(msgspec.Struct, array_like=True, gc=False):
 
 
 class BlockExchange(_Part):
-    """How KV blocks go from engines that compute prompts to those that answer."""
+    """An engine's part in the transfer of KV blocks from prefill engines to decode engines."""
 
     role: Role
     """prefill: this engine hands them out · decode: it fetches them."""
     folder: str = ""
-    """For sockets, on this machine; only this user may read it."""
+    """A folder on this machine for sockets. Only this user may read it."""
     carrier: Literal["auto", "tcp"] = "auto"
-    """auto: what the processes of one machine share. tcp: over the network."""
+    """auto: memory that the processes of one machine share · tcp: the network."""
 
 
 class Start(_Message):
     """The first message: which engine to build."""
 
     options: dict[str, Any]
-    """Flat options of `EngineConfig`; another factory may know others."""
+    """Flat options of `EngineConfig`. Another factory may accept others."""
     log_level: str = "INFO"
     counted: EngineStats | None = None
-    """The last numbers of the engine before this one: the counters among them go on from there."""
+    """The last statistics of the engine that this one replaces. Its counters continue from there."""
     heartbeat_s: float = 1.0
-    """How often the process is to say that it lives."""
+    """The interval of heartbeats."""
     reports_cache: bool = False
-    """Whether it is to tell which blocks its prefix cache holds."""
+    """Whether it reports the content of its prefix cache."""
     cores: list[int] = []
-    """The cores that it may run on, where it is not to take all of them."""
+    """The cores that it may run on; empty: all."""
     blocks: BlockExchange | None = None
-    """Where prefill and decode are apart: its part in that."""
+    """Its role and how blocks travel, where prefill and decode are divided."""
 
 
 class AddRequest(_Message):
-    """Queue a request. Its outcome comes as deltas, a refusal included."""
+    """Queue a request. Its result, even a refusal, comes as deltas."""
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams | None
-    """None: those of the request before it. All prompts of an HTTP request have the same parameters, which may be
-    larger than their prompts, and travel once. With `bad_words` they say how these are spelt: the front end tokenises,
-    the engine's loop has steps to make."""
+    """None: those of the previous request. All prompts of an HTTP request have the same parameters, which may be larger
+    than the prompts and are sent once. With `bad_words` they include the token ids of these, because the front end
+    tokenises and the engine's loop should not."""
     options: RequestOptions = DEFAULT_OPTIONS
     delivered: list[Delivered] | None = None
-    """Of a request that goes on from another engine: what its reader has got of each of its completions."""
+    """For a request that continues from another engine: the delivered part of each completion."""
 
 
 class AbortRequests(_Message):
-    """End requests before the next step. No delta follows for them; ids that are not live are passed over."""
+    """Abort requests before the next step. No delta follows for them. Ids that are not live are ignored."""
 
     request_ids: list[str]
 
 
 class Watch(_Message):
-    """Whether snapshots are wanted."""
+    """Turn snapshots on or off."""
 
     on: bool
 
 
 class ReportCache(_Message):
-    """Report the whole prefix cache again: a report was missing."""
+    """Report the whole prefix cache again, because a report was missing."""
 
 
 class Shutdown(_Message):
-    """Refuse new requests, go on with the others for at most `drain_s` seconds, then exit."""
+    """Refuse new requests, run the others for at most `drain_s` seconds, then exit."""
 
     drain_s: float
 
@@ -104,7 +104,7 @@ ToEngine = Start | AddRequest | AbortRequests | Watch | ReportCache | Shutdown
 
 
 class EngineReady(_Message):
-    """The engine takes requests, and these are its measures."""
+    """The engine takes requests. The fields describe it."""
 
     model: str
     max_model_len: int
@@ -118,20 +118,19 @@ class EngineReady(_Message):
     scheduling_policy: str = "fcfs"
     prefix_caching: bool = True
     num_host_slots: int = 0
-    """Blocks for which there is room in host memory."""
+    """The number of blocks that fit into host memory."""
     exit_s: float = 0.0
-    """What the engine may take to store blocks when it is ended."""
+    """The seconds that the engine may need to store blocks when it ends."""
     hidden_size: int = 0
-    """The length of the model's vectors."""
+    """The length of the model's hidden states."""
     blocks_at: str = ""
-    """Where it hands out KV blocks, if it does: see `block_server`."""
+    """The address of its block server, if it has one (see `block_server`)."""
     block_format: str = ""
-    """What the bytes of its KV blocks depend on, where others might have them: engines of which this is equal can use
-    each other's."""
+    """A fingerprint of its KV blocks' format. Engines with equal fingerprints can use each other's blocks."""
 
 
 class StartUpFailed(_Message):
-    """There will be no engine; the process exits. The message is for the operator, not for clients."""
+    """The engine could not be built and the process exits. The message is for the operator, not for clients."""
 
     message: str
 
@@ -150,14 +149,14 @@ PositionLogprobs = list[TokenLogprob]
 
 
 class RequestTimings(_Part):
-    """Where a request's time went, in seconds, and what it went through."""
+    """The time that a request spent in each phase, in seconds, and other facts about its course."""
 
     queue_s: float = 0.0
     """From arrival in the engine to the first step that computed one of its tokens."""
     prefill_s: float = 0.0
-    """From there to its first output token."""
+    """From the end of the queue phase to its first output token."""
     decode_s: float = 0.0
-    """From there to its last."""
+    """From its first output token to its last."""
     num_preemptions: int = 0
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
@@ -168,7 +167,7 @@ class Delta(_Part):
 
     request_id: str
     index: int = 0
-    """Which of the request's `n` completions."""
+    """The index among the request's `n` completions."""
     text: str = ""
     token_ids: list[int] = []
     logprobs: list[PositionLogprobs] | None = None
@@ -177,32 +176,33 @@ class Delta(_Part):
     """"stop", "length", "abort" or "error": this completion has ended."""
     stop_reason: int | str | None = None
     error: str | None = None
-    """With finish_reason "error": what to tell the client."""
+    """With finish_reason "error": the message for the client."""
     is_last: bool = False
-    """Nothing follows for this request: all its completions have ended."""
+    """Whether this is the request's last delta: all its completions have ended."""
     timings: RequestTimings | None = None
-    """On the last delta."""
+    """Set on the last delta only."""
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     """On the first delta, if asked for: one entry per prompt token, the first of them None."""
     error_status: int = 500
-    """With an error: the HTTP status it stands for. 400 says that the request itself was refused."""
+    """With an error: its HTTP status. 400 means that the request itself was refused."""
     error_param: str | None = None
-    """With an error: the field of the request at fault, if one is."""
+    """With an error: the field of the request at fault, if any."""
     progress: SilentProgress | None = None
-    """Comes alone: nothing is new for any completion. The tokens of the completions that follow have been counted."""
+    """Progress without output. Such a delta has nothing new for any completion. The tokens of the completions that
+    follow later are already counted here."""
     cumulative_logprob: float | None = None
-    """Of a completion that was compared with others by it."""
+    """Set for a completion that was compared with others by this sum."""
     embedding: bytes | None = None
     """On the last delta, if asked for: the vector of the prompt, as float32."""
 
 
 class StepBatch(_Message):
-    """The outcome of one step. Without deltas: only numbers."""
+    """The outcome of one step. Without deltas it only carries statistics."""
 
     deltas: list[Delta]
     stats: EngineStats
     begun: list[str] = []
-    """Requests that have entered the batch for the first time; those with deltas need not be here."""
+    """Requests that have entered the batch for the first time. Those with deltas may be missing."""
 
 
 class SnapshotRow(_Part):
@@ -219,10 +219,10 @@ class SnapshotRow(_Part):
     num_blocks: int
     is_decode: bool
     num_cached_tokens: int = 0
-    """If it entered the batch with this step: how many of its tokens were in the cache by then."""
+    """If it entered the batch with this step, the number of its tokens found in the cache; otherwise 0."""
     num_drafts: int = 0
     num_accepted: int = 0
-    """Of the tokens computed, guesses; and of these, right ones."""
+    """`num_drafts`: draft tokens among those computed; `num_accepted`: draft tokens that were accepted."""
 
 
 class WaitingRow(_Part):
@@ -230,7 +230,7 @@ class WaitingRow(_Part):
 
     request_id: str
     num_tokens: int
-    """What it has to compute when it is its turn: its prompt, and its output if it was preempted."""
+    """The tokens that it has to compute: its prompt, and its output if it was preempted."""
 
 
 CACHED, SHARED = -1, -2
@@ -267,22 +267,22 @@ class StepSnapshot(_Message):
     rows: list[SnapshotRow]
     """Requests that computed something in the step."""
     waiting: list[WaitingRow]
-    """The first few of the queue, in the order in which they are going to be admitted."""
+    """The first few requests of the queue, in the order of their admission."""
     preempted: list[str]
     finished: list[str]
     blocks: BlockMap | None
-    """None on steps that follow another map too closely."""
+    """None if the previous map was made too short a time ago."""
 
 
 class BlockSnapshot(_Message):
-    """The blocks between two steps: for who has just begun to watch, and when the engine comes to rest."""
+    """The blocks between two steps, sent to a new viewer and when the engine becomes idle."""
 
     blocks: BlockMap
 
 
 class CacheNews(_Message):
-    """How the prefix cache has changed: `core.kv.cache_report.CacheReport`. It comes before the tokens of the step that
-    changed it."""
+    """Changes of the prefix cache, as in `core.kv.cache_report.CacheReport`. They are sent before the tokens of the
+    step that made them."""
 
     number: int
     stored: list[bytes]
@@ -291,10 +291,10 @@ class CacheNews(_Message):
 
 
 class Heartbeat(_Message):
-    """The process lives. It comes from a thread of its own, so that a long step does not hold it up."""
+    """A sign of life. A separate thread sends it, so that a long step does not delay it."""
 
     turn_s: float = 0.0
-    """For how long the loop has been in its present turn: taking messages and making a step. 0 while it waits."""
+    """How long the loop has been in its present turn, which handles messages and makes a step. 0 while it waits."""
 
 
 Snapshot = StepSnapshot | BlockSnapshot
@@ -310,7 +310,8 @@ _decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 
 
 class UnreadableRequest(msgspec.Struct, frozen=True):
-    """Stands for an `AddRequest` that has a request id and is wrong otherwise. It is made here and never travels."""
+    """Stands for an invalid `AddRequest` whose request id could be read. It is made by the receiver and never
+    travels."""
 
     request_id: str
     message: str
@@ -318,8 +319,8 @@ class UnreadableRequest(msgspec.Struct, frozen=True):
 
 
 def decode_to_engine(payload: bytes | memoryview) -> ToEngine | UnreadableRequest:
-    """Bytes → a message; as `decode_from_engine`, but a request with a wrong field is not an error of the front end's
-    other requests."""
+    """Decode a message like `decode_from_engine`, but return an `UnreadableRequest` for a request with an invalid
+    field, which must not affect other requests."""
     try:
         return _decode_to_engine(payload)
     except msgspec.ValidationError as error:

@@ -1,6 +1,5 @@
-"""Connections that have not shown yet that they know the secret. There is a limit to them, and a newcomer is always let
-in: the connection that has been here longest without being greeted gives way. So who holds connections open without a
-word keeps nobody else out."""
+"""Limits the connections that have not proved yet that they know the secret. A new connection is always admitted; at
+the limit the oldest unauthenticated one is shut down. Idle connections can therefore not keep others out."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ LOG_FULL_EVERY_S = 60.0
 
 
 class Newcomers:
-    """For any number of threads. A connection that gives way is shut down, which ends its greeting with an error."""
+    """Thread-safe. A connection that gives way is shut down, which ends its greeting with an error."""
 
     def __init__(self, most: int = MAX_GREETINGS) -> None:
         self._most = most
@@ -26,7 +25,7 @@ class Newcomers:
         self._logged_s: float | None = None
 
     def enter(self, connection: socket.socket) -> None:
-        """A connection has come."""
+        """Add a new connection, and shut down the oldest one if there are too many."""
         with self._lock:
             self._waiting[connection] = None
             if len(self._waiting) <= self._most:
@@ -42,6 +41,6 @@ class Newcomers:
         logger.warning("more than %d connections have not been greeted; the oldest ones give way", self._most)
 
     def leave(self, connection: socket.socket) -> bool:
-        """Its greeting has ended, before it is closed. Returns whether it was still here: it has not given way."""
+        """Remove a connection whose greeting has ended, before it is closed. Returns False if it had to give way."""
         with self._lock:
             return self._waiting.pop(connection, connection) is None

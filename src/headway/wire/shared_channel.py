@@ -1,12 +1,12 @@
-"""An engine that several front ends share: the one channel that its loop knows, made of many.
+"""Lets several front ends share an engine: combines their connections into the one channel that its loop uses.
 
     parent        the process that started this one, with the first message; when it is gone, so is the engine
-    front end 0   ┐ over TCP. Each is greeted first (`wire.greeting`) in a thread of its own. Then it sends its options,
+    front end 0   ┐ over TCP. Each is greeted first (`wire.greeting`) in a separate thread. Then it sends its options,
     front end 1   ┘ as if it had started the engine, and gets `EngineReady`, or the reason why it cannot use this engine
 
-A front end's request ids get its number as a prefix here, and lose it on the way back: front ends cannot disturb each
-other. The requests of one that leaves, or that does not read what it is sent, are aborted. The engine ends when its
-last front end shuts it down, or when none has come for `LINGER_S`.
+A front end's request ids get its number as a prefix here, which is removed on the way back, so that front ends cannot
+interfere with each other. When a front end leaves or does not read its messages, its requests are aborted. The engine
+ends when its last front end shuts it down, or after `LINGER_S` without any.
 """
 
 from __future__ import annotations
@@ -51,38 +51,39 @@ from headway.wire.newcomers import Newcomers
 logger = logging.getLogger(__name__)
 
 LINGER_S = 60.0
-"""How long an engine without a front end waits for one: a front end that is restarted finds it warm."""
+"""How long an engine waits without a front end, so that a restarted front end finds it still loaded."""
 PLACE_OPTIONS = ("num_threads",)
-"""Options that whoever places an engine may choose."""
+"""Options that the placement of an engine may set; front ends need not agree on them."""
 
 
 def identity(start: Start) -> dict[str, Any]:
-    """What front ends that share an engine must agree on: its options, and its part where it has one."""
+    """The part of `Start` on which front ends that share an engine must agree: its options, and its role if it has
+    one."""
     own = {name: value for name, value in start.options.items() if name not in PLACE_OPTIONS}
     return own if start.blocks is None else {**own, "role": start.blocks.role}
 
 
 class FrontEnd:
-    """A front end, as its engine knows it."""
+    """The engine's state for one front end."""
 
     def __init__(self, number: int, channel: EngineChannel, address: str) -> None:
         self.prefix = f"{number}/"
         self.channel = channel
         self.address = address
         self.has_joined = False
-        """Whether it has got `EngineReady`."""
+        """Whether it was sent `EngineReady`."""
         self.reports_cache = False
         self.watches = False
         self.leaves_at_s: float | None = None
-        """When it leaves, whatever it still has; None: it stays."""
+        """The time at which it leaves even with open requests; None: it stays."""
         self.request_ids: set[str] = set()
-        """With the prefix. All that have not ended."""
+        """The ids of its unfinished requests, with the prefix."""
         self.params: SamplingParams | None = None
-        """Of its last request."""
+        """The parameters of its last request."""
 
 
 class SharedChannel:
-    """What `EngineLoop` needs of a channel. One thread receives; any may send."""
+    """The channel of an `EngineLoop` to several front ends. One thread receives; any may send."""
 
     def __init__(
         self,
@@ -95,8 +96,8 @@ class SharedChannel:
         linger_s: float = LINGER_S,
         on_heartbeat_s: Callable[[float], None] = lambda interval_s: None,
     ) -> None:
-        """`options`: its `identity`, as front ends must want it. `on_heartbeat_s` is called with the time between
-        heartbeats that a front end wants."""
+        """`options`: the engine's `identity`, which front ends must match. `on_heartbeat_s` is called with the
+        heartbeat interval that a front end wants."""
         self._parent = parent
         self._on_heartbeat_s = on_heartbeat_s
         self._listener = listener
@@ -119,7 +120,7 @@ class SharedChannel:
     # ---- what the loop calls --------------------------------------------------------------------------------------
 
     def receive(self, *, timeout_s: float) -> list[ToEngine | UnreadableRequest]:
-        """As `EngineChannel.receive`: raises `ChannelClosedError` when the parent is gone."""
+        """Like `EngineChannel.receive`. Raises `ChannelClosedError` when the parent is gone."""
         self._wait(min(timeout_s, self._linger_s) if not self._front_ends else timeout_s)
         messages = self._parent.receive(timeout_s=0.0)
         self._admit_new()
@@ -130,7 +131,7 @@ class SharedChannel:
         return messages
 
     def send(self, message: FromEngine) -> None:
-        """Send a message to the front ends that it is for."""
+        """Send a message to the front ends that it concerns."""
         if isinstance(message, StepBatch):
             self._send_step(message)
             return
@@ -141,7 +142,7 @@ class SharedChannel:
             self._parent.send(message)
 
     def wake(self) -> None:
-        """End a wait of `receive`. For any thread."""
+        """End a wait of `receive`. Safe to call from any thread."""
         with contextlib.suppress(OSError):  # it is full, so the wait ends anyway
             self._wake.send(b".")
 
@@ -165,7 +166,7 @@ class SharedChannel:
     # ---- front ends that come and go ------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        """In a thread. A connection that says nothing, or nonsense, holds up no other."""
+        """Accept connections, in a separate thread. A silent or invalid connection delays no other."""
         while True:
             try:
                 connection, address = self._listener.accept()
@@ -198,7 +199,7 @@ class SharedChannel:
             self._alone_since_s = None
 
     def _join(self, front_end: FrontEnd, start: Start) -> None:
-        """Send it `EngineReady`, if this is the engine that it wants."""
+        """Send a front end `EngineReady` if this is the engine that it wants, otherwise the reason why not."""
         wanted = identity(start)
         if wanted != self._options:
             names = sorted(
@@ -214,7 +215,7 @@ class SharedChannel:
         self._send_to(front_end, self._ready)
 
     def _drop(self, front_end: FrontEnd) -> list[ToEngine | UnreadableRequest]:
-        """It is gone: abort its requests."""
+        """Remove a front end that is gone. Returns the messages for the engine, which abort its requests."""
         logger.info("the front end at %s is gone, with %d requests", front_end.address, len(front_end.request_ids))
         self._front_ends = tuple(other for other in self._front_ends if other is not front_end)
         self._unreachable.discard(front_end)
@@ -227,7 +228,7 @@ class SharedChannel:
         return messages
 
     def _is_over(self) -> bool:
-        """Whether there has been no front end for long."""
+        """Whether there has been no front end for too long."""
         if self._alone_since_s is None or self._is_ending or time.monotonic() < self._alone_since_s + self._linger_s:
             return False
         logger.info("no front end for %g s: the engine ends", self._linger_s)
@@ -237,7 +238,7 @@ class SharedChannel:
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def _wait(self, timeout_s: float) -> None:
-        """Until something has come, or can be sent."""
+        """Wait until data has arrived or can be sent."""
         poll = select.poll()
         for descriptor in (*self._parent.descriptors, self._woken.fileno()):
             poll.register(descriptor, select.POLLIN)
@@ -271,7 +272,7 @@ class SharedChannel:
     def _translate(
         self, front_end: FrontEnd, message: ToEngine | UnreadableRequest
     ) -> list[ToEngine | UnreadableRequest]:
-        """What a front end's message means for the engine."""
+        """Translate a front end's message into messages for the engine."""
         if isinstance(message, Start):
             self._join(front_end, message)
             return []

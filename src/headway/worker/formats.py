@@ -1,4 +1,4 @@
-"""What a model runs with: the one place that settles every "auto" which depends on checkpoint, device or kernels.
+"""Chooses formats and kernels: the one place that resolves each "auto" which depends on checkpoint, device or kernels.
 
     device     dtype auto         quantization auto    kernels    attention       KV cache auto
     cuda       the checkpoint's   the checkpoint's     triton     triton          the dtype
@@ -6,7 +6,7 @@
     cpu, where the native kernels cannot run:
                float32            none                 torch      torch_padded    the dtype
 
-Each choice that makes the engine slower than it could be on this machine is said, once.
+Each choice that makes the engine slower than it could be on this machine is logged once.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ class Formats:
 
     device: torch.device
     dtype: torch.dtype
-    """Of activations and of weights that are not quantised."""
+    """The dtype of activations and of weights that are not quantised."""
     quantization: str
-    """What float weights of linear layers become: "none" (they stay floats), "fp8", "int8" or "int4"."""
+    """The format of linear layers' float weights once loaded: "none" (they stay floats), "fp8", "int8" or "int4"."""
     keeps_stored: bool
-    """Whether weights that the checkpoint has as codes and scales stay so."""
+    """Whether weights that are quantised in the checkpoint stay as they are."""
     stored: str
-    """What the checkpoint has them in, for people; empty: floats."""
+    """A readable name of the checkpoint's quantisation; empty: floats."""
     kernels: str
-    """Whose operations run: "native", "triton" or "torch"."""
+    """The implementation of operations: "native", "triton" or "torch"."""
     attention_backend: str
     kv_format: KVFormat
     torch_threads: int | None
-    """How many threads torch gets during a step; `None`: as many as it has."""
+    """The number of torch's threads during a step; `None`: its default."""
     native_threads: int | None
-    """How many the native kernels get; `None`: as many as they have."""
+    """The number of the native kernels' threads; `None`: their default."""
 
     def __str__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
@@ -70,7 +70,7 @@ class Formats:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that the option names; `ConfigError` if torch does not see it."""
+    """The device that the option names. Raises `ConfigError` if torch does not see it."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
         if name == "cpu" and os.path.exists(_NVIDIA_DRIVER):
@@ -85,8 +85,8 @@ def choose_device(name: str) -> torch.device:
 def choose_formats(
     model: ModelConfig, device: DeviceSettings, *, kv_cache_dtype: str, checkpoint_dtype: str, stored: str = ""
 ) -> Formats:
-    """Settle what is "auto", and refuse what the device or its kernels cannot run. `stored`: what the checkpoint's
-    linear layers are quantised to."""
+    """Resolve each "auto", and refuse what the device or its kernels cannot run. `stored`: the quantisation of the
+    checkpoint's linear layers."""
     on = torch.device(device.kind)
     if device.kind == "cuda":
         kernels = _cuda_kernels(model, device.attention_backend)
@@ -115,7 +115,7 @@ def choose_formats(
 
 
 def planned_formats(config: EngineConfig, model: DecoderConfig) -> Formats:
-    """The same for a plan: the CUDA device that the options may ask for need not be in this machine."""
+    """Choose formats for a plan only: a CUDA device named in the options need not be in this machine."""
     kind = choose_device("auto").type if config.device.device == "auto" else config.device.device
     return choose_formats(
         config.model,
@@ -184,7 +184,7 @@ def _cpu_kernels(model: ModelConfig, dtype: str, backend: str) -> str:
 
 
 def _quantization(model: ModelConfig, kernels: str, device: torch.device) -> str:
-    """What float weights become; without a word on it, int8 on the CPU, unless a dtype was asked for."""
+    """The format of float weights. The default on the CPU is int8, unless a dtype was requested."""
     if model.quantization in ("auto", "stored"):
         return "int8" if kernels == "native" and (model.dtype == "auto" or model.quantization == "stored") else "none"
     if model.quantization == "fp8" and device.type == "cuda":
@@ -205,7 +205,7 @@ def _attention_backend(name: str, kernels: str) -> str:
 
 
 def _kv_format(name: str, dtype: torch.dtype, quantization: str, kernels: str, device: torch.device) -> KVFormat:
-    """Settle "auto", and refuse what the kernels that will run cannot write or read."""
+    """Resolve "auto", and refuse a format that the chosen kernels cannot write or read."""
     own = plain_format(dtype)
     if name == "auto":
         # With quantised weights the exact reference is given up anyway; half the KV bytes then cost next to nothing.

@@ -1,4 +1,4 @@
-"""Where the memory goes: weights, working space, KV blocks; and how many tokens and requests that is."""
+"""Plans the memory for weights, working space and KV blocks, and how many tokens and requests fit."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ class MemoryPlan:
     bytes_per_block: int
     max_model_len: int
     step_weight_bytes: int = 0
-    """Of the weights, those that every step multiplies with: not the table of embeddings."""
+    """Bytes of the weights that every step multiplies with, without the table of embeddings."""
     num_host_slots: int = 0
-    """Blocks for which there is room in host memory, beside the cache; or on the device, where they only arrive."""
+    """The number of slots for blocks besides the cache, in host memory, or on the device if blocks only arrive."""
     has_device_slots: bool = False
-    """Whether that room is on the device."""
+    """Whether these slots are on the device."""
     restore_block_s: float = 0.0
-    """Time to copy one of these back, measured."""
+    """The measured seconds to copy a block back from a slot."""
     block_format: BlockFormat | None = None
-    """Of what is kept there: engines with equal ones can use each other's blocks."""
+    """The format of blocks in slots. Engines with equal formats can use each other's blocks."""
     disk_bytes: int = 0
-    """That files may take, of all ranks together."""
+    """The size limit of the disk cache, for all ranks together."""
     num_disk_blocks: int = 0
-    """Blocks that find room in the disk cache."""
+    """The number of blocks that fit into the disk cache."""
     num_known_blocks: int = 0
-    """Of these, what was there at the start."""
+    """The number of blocks in the disk cache at the start."""
     num_ranks: int = 1
-    """Of which each has so much."""
+    """The number of ranks. Each has the memory given here."""
 
     @property
     def kv_bytes(self) -> int:
@@ -103,7 +103,8 @@ class MemoryPlan:
 
 
 def longest_request(max_model_len: int | None, model: DecoderConfig) -> int:
-    """The context in tokens: what the option asks for, or all that the model was made for."""
+    """The context in tokens: the option's value, or the model's maximum. Raises `ConfigError` if the option exceeds
+    that."""
     if max_model_len is None:
         return model.max_position
     if max_model_len > model.max_position:
@@ -114,7 +115,7 @@ def longest_request(max_model_len: int | None, model: DecoderConfig) -> int:
 
 
 def free_cuda_bytes(device: torch.device, *, working_bytes: int, utilization: float) -> int:
-    """What `gpu_memory_utilization` leaves for the KV cache, once weights are loaded and a step has its space."""
+    """Bytes that `gpu_memory_utilization` leaves for the KV cache, after weights and the working space of a step."""
     import torch
 
     free, total = torch.cuda.mem_get_info(device)
@@ -173,7 +174,7 @@ def plan_memory(
 
 
 def bytes_per_token(model: DecoderConfig, formats: Formats) -> int:
-    """Of keys and values, over all layers."""
+    """Bytes of keys and values per token, over all layers."""
     return model.num_layers * model.num_kv_heads * formats.kv_format.num_bytes(model.head_dim)
 
 
@@ -207,7 +208,7 @@ def estimated_weights(checkpoint: Checkpoint, formats: Formats, max_model_len: i
 
 
 def _code_bytes(quantization: str, num_inputs: int, *, on_cuda: bool) -> float:
-    """Of one weight, with its share of scales."""
+    """Bytes of one weight, with its share of scales."""
     if not on_cuda:
         return 1 + 4 / 64 if quantization == "int8" else 0.5 + 4 / 32
     if quantization == "int4":
@@ -218,7 +219,7 @@ def _code_bytes(quantization: str, num_inputs: int, *, on_cuda: bool) -> float:
 
 
 def estimated_working_space(model: DecoderConfig, formats: Formats, limits: SchedulerSettings) -> int:
-    """Bytes beside weights and KV cache: the largest step's activations, logits, and what libraries keep."""
+    """Bytes besides weights and KV cache: the largest step's activations, logits, and memory that libraries keep."""
     if formats.device.type != "cuda":
         return _CPU_PROCESS_BYTES
     width = model.hidden_size * 4 + model.intermediate_size * 4 + model.qkv_size
@@ -265,7 +266,7 @@ def _check_room(num_blocks: int, bytes_per_block: int, device: torch.device, fre
 
 
 def _available_bytes(device: torch.device) -> int | None:
-    """Free memory of the device, or `None` where the system does not tell (macOS has no count of free pages)."""
+    """Free memory of the device, or `None` if the system does not report it (macOS has no count of free pages)."""
     if device.type == "cuda":
         import torch
 
@@ -277,7 +278,7 @@ def _available_bytes(device: torch.device) -> int | None:
 
 
 def _reclaimable_bytes() -> int:
-    """Page cache that the kernel gives up on demand, where the system tells."""
+    """Bytes of page cache that the kernel frees on demand, where the system reports them."""
     try:
         with open("/proc/meminfo") as meminfo:
             values = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in meminfo}

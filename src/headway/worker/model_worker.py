@@ -1,4 +1,4 @@
-"""Make one model ready on one device: load it, profile its largest step, allocate the KV cache.
+"""Prepares one model on one device: loads it, profiles its largest step, and allocates the KV cache.
 
 worker = ModelWorker(config, checkpoint.config, eos_token_ids=...)   formats, kernels and the context are settled
 worker.load(checkpoint)                                              weights are on the device
@@ -47,16 +47,16 @@ class Allocated(NamedTuple):
     """A model that is ready to run steps."""
 
     plan: MemoryPlan
-    """As it was carried out: with the measured time to restore a block, and what the disk holds."""
+    """The plan as carried out, with the measured time to restore a block and the number of blocks on disk."""
     runner: Runner
     transfers: BlockTransfers | None
-    """What fetches and stores blocks beside the steps, where there is host memory for them."""
+    """The transfers that fetch and store blocks while steps run, if there are slots for them."""
 
 
 class ModelWorker:
     """Its methods are called once, in the order of their definition.
 
-    `ranks`: the others, where this worker is one of several that have a part of the model each. All call the same.
+    `ranks`: the other ranks, if this worker has one of several parts of the model. All ranks make the same calls.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ModelWorker:
 
     @property
     def _is_first(self) -> bool:
-        """Whether this worker deals with what is outside the engine."""
+        """Whether this worker handles everything outside the engine, such as the disk cache."""
         return self._ranks is None or self._ranks.rank == 0
 
     def _check_draft(self, model: DecoderConfig, draft: DecoderConfig) -> None:
@@ -149,7 +149,7 @@ class ModelWorker:
         )
 
     def plan(self, free_bytes: int | None) -> MemoryPlan:
-        """Divide what `profile` has found."""
+        """Plan the use of the memory that `profile` has found."""
         config, decoder, draft = self._config, self._decoder, self._draft
         assert decoder is not None, "load() comes first"
         return plan_memory(
@@ -165,8 +165,7 @@ class ModelWorker:
         )
 
     def allocate(self, plan: MemoryPlan, shared: SharedSlots | None = None) -> Allocated:
-        """Lay out the KV cache as planned. `shared`: where ranks have their blocks in host memory, if it is one
-        memory."""
+        """Allocate the KV cache as planned. `shared`: the ranks' shared host memory for blocks, if there is one."""
         config, decoder, draft = self._config, self._decoder, self._draft
         assert decoder is not None, "load() comes first"
         models = [self._paged(plan, one) for one in (decoder, draft) if one is not None]
@@ -221,7 +220,7 @@ class ModelWorker:
         )
 
     def _open_disk(self, plan: MemoryPlan) -> DiskStore:
-        """The folder of blocks that this engine can use."""
+        """Open the disk cache's folder for this engine's block format."""
         cache, block_format = self._config.cache, plan.block_format
         assert block_format is not None
         return DiskStore(
@@ -251,7 +250,7 @@ class ModelWorker:
 
 
 def _compile_ahead(decoder: Decoder, device: torch.device) -> None:
-    """Have the kernels of a layer compiled side by side, which the first steps would wait for one after the other."""
+    """Compile the kernels of a layer in parallel; the first steps would compile them one by one."""
     layer, forms = decoder.layers[0], decoder.forms_alone
 
     def rows(num_rows: int, width: int) -> torch.Tensor:
@@ -272,7 +271,7 @@ def _compile_ahead(decoder: Decoder, device: torch.device) -> None:
 
 
 def _working_bytes(decoder: Decoder, device: torch.device, *, num_tokens: int, num_rows: int) -> int:
-    """What a step of so many tokens takes beside weights and KV cache, measured."""
+    """Measure the bytes that a step of `num_tokens` tokens needs besides weights and KV cache."""
     model = decoder.config
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)

@@ -1,4 +1,4 @@
-"""A rank: one of several workers that have a part of a model each, and run the same steps.
+"""Runs a rank: one of several workers that each have a part of a model and run the same steps.
 
     start      every rank loads its part and says what it has room for (`Loaded`); rank 0 says what all lay out
     then       rank 0 sends each `Command` to all others and runs it itself; `serve` is what the others do
@@ -40,7 +40,7 @@ class Submit(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """The same up to the logits."""
+    """Run a step up to the logits."""
 
     output: SchedulerOutput
 
@@ -58,13 +58,13 @@ class Move(NamedTuple):
 
 
 class Settle(NamedTuple):
-    """Say when no copy has to do with these slots any more."""
+    """Answer when no copy uses these slots any more."""
 
     slots: tuple[int, ...]
 
 
 class Signal(enum.Enum):
-    """Messages without anything more in them."""
+    """Messages without further content."""
 
     WARM_UP = enum.auto()
     END = enum.auto()
@@ -78,22 +78,23 @@ Command = Submit | Forward | Sample | Move | Settle | Signal
 
 
 class Loaded(NamedTuple):
-    """What a rank says when it has loaded its part."""
+    """The message of a rank that has loaded its part."""
 
     plan: MemoryPlan
     kernels: str
 
 
 class Layout(NamedTuple):
-    """What all ranks lay out."""
+    """The memory layout of all ranks."""
 
     plan: MemoryPlan
     part_bytes: tuple[int, ...]
-    """That each rank has of a block."""
+    """The size of each rank's part of a block."""
 
 
 def agree(ready: Sequence[Loaded], *, num_ranks: int) -> Layout:
-    """As many blocks as every rank has room for. All must compute alike, since all choose tokens."""
+    """Return a layout with as many blocks as every rank has room for. Raises `ConfigError` if ranks have different
+    kernels, since all choose tokens and must agree."""
     for rank, each in enumerate(ready):
         if each.kernels != ready[0].kernels:
             raise ConfigError(f"rank {rank} has {each.kernels}, and rank 0 {ready[0].kernels}: they would not agree.")
@@ -129,7 +130,7 @@ class RankWorker:
         self._worker.load(checkpoint, progress, draft=draft)
 
     def loaded(self) -> Loaded:
-        """What there is room for beside it, and how it computes."""
+        """Return the plan of the memory left beside the weights, and a description of the kernels."""
         formats = self._worker.formats
         kernels = (
             f"{formats}, {formats.kernels} kernels, {formats.attention_backend} attention, "
@@ -145,7 +146,7 @@ class RankWorker:
 
 
 def serve(start: RankStart, connection: Connection, meeting: Meeting | None) -> None:
-    """Load the rank's part, then run what rank 0 runs, until it says that this is the end."""
+    """Load the rank's part, then run rank 0's commands until it ends."""
     try:
         start.choose_device()
         collectives = start.join(meeting)

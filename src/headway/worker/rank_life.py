@@ -1,10 +1,10 @@
-"""Signs of life of a rank's process, over a socket pair of which rank 0 has the other end.
+"""Signs of life between a rank's process and rank 0, over a socket pair.
 
-    rank      sends a byte every `BEAT_S` from a thread of its own, during long steps too, and ends when the socket does
+    rank      sends a byte every `BEAT_S` from a separate thread, during long steps too, and ends when the socket does
     rank 0    counts the time since the last byte, and says which rank is silent: stopped, swapped out or in the kernel
 
-Time counts from a rank's first sign of life. If rank 0's process itself was held up, no more than two ticks of that
-count: what ranks have sent meanwhile has not been read.
+Time counts from a rank's first sign of life. If rank 0's process itself was held up, at most two ticks count, because
+bytes that ranks sent meanwhile have not been read.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dataclasses import dataclass
 BEAT_S = 1.0
 TICK_S = 0.5
 SILENT_S = 10.0
-"""A rank that gives no sign of life for longer is lost."""
+"""A rank that is silent for longer is lost."""
 LOADING_SILENT_S = 60.0
-"""Before it is ready: while libraries are imported, Python's lock may be held for long."""
+"""The limit before a rank is ready. While libraries are imported, Python's lock may be held for long."""
 
 
 def show_life(life: socket.socket) -> None:
@@ -45,7 +45,7 @@ class _Followed:
     name: str
     on_silent: Callable[[str], None]
     silent_s: float | None = None
-    """Since the last sign of life; None: there was none yet."""
+    """The time since the last sign of life; None: there was none yet."""
 
 
 class LifeWatch:
@@ -57,7 +57,8 @@ class LifeWatch:
         self._followed: dict[socket.socket, _Followed] = {}
 
     def follow(self, life: socket.socket, name: str, on_silent: Callable[[str], None]) -> None:
-        """`on_silent` is called once with what is wrong, if that comes to pass. To be called before `start`."""
+        """Follow a rank. `on_silent` is called once with a message if the rank is silent for too long. Must be called
+        before `start`."""
         life.setblocking(False)
         self._followed[life] = _Followed(name, on_silent)
 
@@ -66,13 +67,13 @@ class LifeWatch:
         threading.Thread(target=self._run, name="life of ranks", daemon=True).start()
 
     def close(self) -> None:
-        """Let all ranks end."""
+        """Close the sockets, which ends all ranks."""
         for life in list(self._followed):
             with contextlib.suppress(OSError):
                 life.shutdown(socket.SHUT_RDWR)
 
     def pass_time(self, seconds: float) -> None:
-        """`seconds` have passed since the last call; read what has come meanwhile."""
+        """Read the signs of life, and let `seconds` pass since the last call."""
         for life, rank in list(self._followed.items()):
             try:
                 if life.recv(4096):

@@ -1,7 +1,7 @@
-"""A rank in a process of its own: `python -m headway.worker.rank_process CONNECTION LIFE PARENT`, started by rank 0.
+"""A rank in a separate process: `python -m headway.worker.rank_process CONNECTION LIFE PARENT`, started by rank 0.
 
-CONNECTION and LIFE are inherited sockets, PARENT is the process of rank 0, with which this one ends. What comes over
-CONNECTION is unpickled: only rank 0 has its other end.
+CONNECTION and LIFE are inherited sockets. PARENT is the process of rank 0, and this process ends with it. Data from
+CONNECTION is unpickled, which is safe because only rank 0 has its other end.
 """
 
 from __future__ import annotations

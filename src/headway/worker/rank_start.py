@@ -1,4 +1,4 @@
-"""What a rank has to know to start, and how the ranks of a model meet."""
+"""The information with which a rank starts, and how the ranks of a model connect."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RankStart:
-    """All that a rank has to know."""
+    """The information with which a rank starts."""
 
     rank: int
     size: int
@@ -46,7 +46,7 @@ class RankStart:
     memory: str
     """A file that is their shared memory."""
     slots: int
-    """A descriptor: memory for their blocks on the host, if those go further; -1 if not."""
+    """The descriptor of the ranks' shared memory for blocks on the host, if these go to disk; otherwise -1."""
     log_level: int
 
     @property
@@ -54,7 +54,7 @@ class RankStart:
         return 2 if self.config.device.async_scheduling else 1
 
     def join(self, meeting: Meeting | None) -> Collectives:
-        """Meet the other ranks; waits for them."""
+        """Connect to the other ranks, and wait for them."""
         if self.collectives == "none":
             return Absent(self.rank, self.size)
         if meeting is not None:
@@ -75,15 +75,15 @@ class RankStart:
         return SymmetricCollectives(self.rank, self.size, store, device, num_bytes=4 * widest)
 
     def choose_device(self) -> None:
-        """Each rank has a GPU, or all have the same."""
+        """Select this rank's GPU, or the one that all ranks share."""
         if self.config.device.kind == "cuda":
             torch.cuda.set_device(self.rank % torch.cuda.device_count() if self.collectives != "none" else 0)
 
 
 @contextlib.contextmanager
 def first_rank(config: ResolvedConfig, *, model: str, eos_token_ids: tuple[int, ...]) -> Iterator[RankStart]:
-    """Rank 0's own start, from which those of the others are made; all must have started before this ends. `model`:
-    where the checkpoint is, for the other ranks."""
+    """A context with rank 0's start, from which those of the other ranks are made. All must have started before it
+    ends. `model`: the location of the checkpoint for the other ranks."""
     size = config.device.tensor_parallel_size
     collectives = choose_collectives(config)
     if config.device.kind == "cpu":
@@ -115,7 +115,7 @@ def first_rank(config: ResolvedConfig, *, model: str, eos_token_ids: tuple[int, 
 
 
 def choose_collectives(config: ResolvedConfig) -> str:
-    """What there is for these devices; `ConfigError` for what cannot work."""
+    """Choose the collectives for these devices. Raises `ConfigError` for a choice that cannot work."""
     chosen, size = config.device.collectives, config.device.tensor_parallel_size
     if config.device.kind == "cpu":
         if chosen in ("nccl", "symmetric-memory"):
