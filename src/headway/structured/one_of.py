@@ -16,7 +16,7 @@ from headway.structured.schema_views import SchemaViews, View
 def tell_apart(sets: SchemaViews, rest: Node, members: list[Node]) -> list[list[Schema]] | None:
     """For each branch, the schemas that it must satisfy besides so that it shares no value with another branch.
 
-    A branch may be tightened, but it is compared with the other branches as they were given: no value may fit them too.
+    A branch may be tightened, but its values must not fit any other branch as that branch was given.
     """
     originals = [sets.all_of([rest, member]) for member in members]
     if _discriminated(sets, originals):
