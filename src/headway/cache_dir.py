@@ -1,14 +1,14 @@
-"""Where files that can be made or fetched again are kept between runs, so that no other user can change them.
+"""The cache folder: files that can be rebuilt or downloaded again, kept so that no other user can change them.
 
-Whoever can write to a cached file decides which code runs, or what a model answers. The folder for caches may be shared
-all the same: it may be a group's, the temporary folder, or a Kubernetes volume that belongs to root. So all files are
-in a folder of this user's own inside:
+Anyone who can write to a cached file decides which code runs, or what a model answers. But the cache folder may be
+shared: it may belong to a group, be the temporary folder, or be a Kubernetes volume that belongs to root. So all files
+are in a private folder inside it:
 
     DIR                    as the user has chosen it
     DIR/headway-1000       of the user with the number 1000; mode 0700; a link is not followed
 
-What is in there was put there by this user. A file that is opened is looked at once more: it must be a file and no
-link, must belong to this user, and no other user may write to it.
+Only this user can put files there. A file is checked again when it is opened: it must be a regular file, not a link,
+must belong to this user, and no other user may be able to write to it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def cache_dir() -> Path:
 
 
 def private_folder(parent: Path, name: str | None = None) -> Path:
-    """The folder inside `parent` that belongs to this user alone; both are made if need be. Raises `OSError`, whose
+    """The folder inside `parent` that belongs to this user alone; both are created if needed. Raises `OSError`, whose
     text says what is wrong and what to do."""
     name = f"headway-{os.geteuid()}" if name is None else name
     folder = parent if parent.name == name else parent / name
@@ -67,7 +67,7 @@ def _refusal(folder: Path, what: str) -> PermissionError:
 
 
 def _discard(folder: Path, mode: int) -> None:
-    """Other users may have put files there, or changed them, so none of them is used."""
+    """Discard a folder in which other users may have put or changed files."""
     logger.warning(
         "%s is made anew, since other users could write to it (mode %04o). Where it is Kubernetes that changes modes "
         "for an fsGroup, fsGroupChangePolicy: OnRootMismatch keeps what is in it",
@@ -91,8 +91,8 @@ def why_not_private(status: os.stat_result) -> str | None:
 
 @contextlib.contextmanager
 def opened_folder(folder: Path) -> Iterator[int]:
-    """The descriptor of a folder to which no other user can write; `OSError` for another one. What is opened through it
-    is in that folder, whatever other users do to the folders above it."""
+    """The descriptor of a folder to which no other user can write; raises `OSError` if one can. A file opened through
+    it is in that folder, whatever other users do to the folders above it."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         found = os.fstat(opened)
@@ -117,7 +117,7 @@ def opened_private(path: Path | str, *, folder: int | None = None) -> Iterator[i
 
 
 def is_kept(path: Path) -> bool:
-    """Whether there is a file that this user has written."""
+    """Whether the file exists and was written by this user."""
     try:
         with opened_private(path):
             return True
@@ -126,7 +126,7 @@ def is_kept(path: Path) -> bool:
 
 
 def why_not_writable(folder: Path) -> OSError | None:
-    """Why no file can be put into a folder, which is made if need be; `None` if one can."""
+    """Why no file can be created in a folder, which is itself created if needed; `None` if one can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -137,7 +137,7 @@ def why_not_writable(folder: Path) -> OSError | None:
 
 @functools.cache
 def temporary_folder() -> Path:
-    """Make a private folder for what cannot be kept; it is removed with the process."""
+    """Create a private folder for files that cannot be cached; it is removed when the process ends."""
     folder = tempfile.TemporaryDirectory(prefix="headway-")
     atexit.register(folder.cleanup)
     return Path(folder.name)

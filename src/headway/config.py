@@ -4,8 +4,8 @@ Each section is a frozen dataclass; each field has a default and, in its metadat
 docs/options.md print. `EngineConfig.from_options(block_size=32, ...)` builds all sections from flat keywords and
 refuses names it does not know, pointing at the nearest one.
 
-An option left open depends on the kind of device: `EngineConfig.resolve("cuda")` gives a `ResolvedConfig`, which is all
-that the engine reads. What a checkpoint or free memory decides is settled in `headway.worker`.
+An option left open depends on the kind of device: `EngineConfig.resolve("cuda")` gives a `ResolvedConfig`, and the
+engine reads only that. Options that depend on the checkpoint or on free memory are settled in `headway.worker`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ BATCHING_MODES = ("continuous", "dynamic", "static")
 PREFILL_MODES = ("chunked", "prefill-first", "decode-first")
 KV_ALLOCATIONS = ("paged", "contiguous-max")
 LENGTH_PREDICTORS = ("none", "statistics", "oracle")
-"""Those with a name; any other is a file."""
+"""The predictors with a name; any other value is a file."""
 TRAFFIC_LOG_CONTENTS = ("hashed", "ids")
 ATTENTION_BACKENDS = ("auto", "triton", "cpu", "torch_padded", "torch_reference")
 GRAPH_CAPTURES = ("start", "lazy")
 COLLECTIVES = ("auto", "nccl", "symmetric-memory", "shared-memory", "gloo", "threads", "none")
 
 OFFLINE_OPTIONS: dict[str, Any] = {"target_itl_ms": 1000.0}
-"""Defaults where answers are read when they are complete: throughput is all that counts."""
+"""Defaults for offline use, where answers are read when complete, so that only throughput counts."""
 
 RENAMED_OPTIONS = {
     "prefix_caching": ("enable_prefix_caching",),
@@ -53,7 +53,7 @@ RENAMED_OPTIONS = {
     "overlap": ("async_scheduling",),
     "predict_lengths": ("length_predictor",),
 }
-"""Former names of options, with those that say the same now."""
+"""Former names of options, with their present equivalents."""
 
 _T = TypeVar("_T")
 
@@ -94,23 +94,23 @@ _DEFAULTS = {
         async_scheduling=True,
     ),
 }
-"""By the kind of device: what its options are that were left open."""
+"""For each kind of device, the values of options that were left open."""
 
 
 _HOST_BYTES_BEFORE_DISK = 2**30  # blocks pass through host memory on their way
 
 ARRIVAL_BYTES = 2**30
 CPU_ARRIVAL_BYTES = 2**28
-"""Where blocks arrive with roles, if nothing is said: room for them is needed only until they are copied in. A machine
-without a GPU has the smaller one."""
+"""The default memory for arriving blocks when prefill and decode are separate; the smaller one is for machines without
+a GPU. Blocks need it only until they are copied in."""
 PREFILL_STEP_TOKENS = 2048
-"""The most that a step of a GPU that computes only prompts has, if nothing is said: as fast as larger ones (H200), and
-the blocks of a part travel while the next part is computed."""
+"""The default token limit of a step on a GPU that only prefills. Such steps are as fast as larger ones (H200), and a
+chunk's blocks are sent while the next chunk is computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which model, and in which number format."""
+    """Which model to load, and in which number format."""
 
     model: str | None = option(
         None,
@@ -155,7 +155,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
-    """How much memory the keys and values get, and how it is cut up."""
+    """How much memory the KV cache gets, and how it is divided."""
 
     block_size: int | None = option(None, "Tokens per KV block, 1 to 256. Default: 16 on CPU, 64 on CUDA.")
     gpu_memory_utilization: float = option(
@@ -258,7 +258,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
-    """What may share a step, and who goes first."""
+    """Which requests may share a step, and which are scheduled first."""
 
     max_num_seqs: int | None = option(None, "Most requests that run at once. Default: 64 on CPU, 256 on CUDA.")
     max_num_batched_tokens: int | None = option(
@@ -384,7 +384,7 @@ class SchedulerConfig:
             )
 
     def resolve(self, device: str) -> SchedulerSettings:
-        """Settle what depends on the kind of device, "cpu" or "cuda". A limit left open gives way to one that was
+        """Settle what depends on the kind of device, "cpu" or "cuda". A limit left open adapts to the limits that were
         set."""
         default = _DEFAULTS[device]
         num_seqs, num_tokens = self.max_num_seqs, self.max_num_batched_tokens
@@ -407,7 +407,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionConfig:
-    """Who guesses how long answers get, and what is kept to learn it from."""
+    """Which predictor estimates the lengths of answers, and which traffic log it learns from."""
 
     length_predictor: str = option(
         "none",
@@ -447,7 +447,7 @@ class PredictionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
-    """Where tensors live and which kernels touch them."""
+    """Which device holds the tensors, and which kernels compute on them."""
 
     device: str = option("auto", "auto takes the first CUDA device if there is one.", choices=DEVICES)
     num_threads: int | None = option(None, "CPU threads. Default: the cores this process may use.")
@@ -545,8 +545,8 @@ class EngineConfig:
         return cls(**sections)
 
     def options_for_roles(self, *, has_gpu: bool, crosses_network: bool) -> dict[str, Any]:
-        """What engines need beside these options where prefill and decode are apart: room for blocks to arrive in.
-        Raises `ConfigError` for what does not go with that."""
+        """The additional options of engines whose prefill and decode are separate: memory for arriving blocks. Raises
+        `ConfigError` for options that do not work with that."""
         if not self.cache.enable_prefix_caching:
             raise ConfigError("roles need the prefix cache, by which blocks are found; it is switched off.")
         if self.device.tensor_parallel_size != 1:
@@ -573,7 +573,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedConfig:
-    """What an engine is built from. Lengths of answers are predicted outside of it."""
+    """The settings that an engine is built from. Lengths of answers are predicted outside the engine."""
 
     model: ModelConfig
     cache: CacheSettings
@@ -589,12 +589,13 @@ def iter_options() -> Iterator[tuple[type, dataclasses.Field[Any]]]:
 
 
 def option_names() -> set[str]:
-    """Of all options."""
+    """The names of all options."""
     return {option_field.name for _, option_field in iter_options()}
 
 
 def check_names(options: Iterable[str]) -> None:
-    """Raise `ConfigError` for the first name that is no option: with its new name, or the nearest one."""
+    """Raise `ConfigError` for the first name that is not an option. The message gives its new name or the nearest
+    one."""
     known = option_names()
     for name in options:
         if name in RENAMED_OPTIONS:
@@ -604,7 +605,7 @@ def check_names(options: Iterable[str]) -> None:
 
 
 def _with_values(name: str) -> str:
-    """An option and what it can be, where that is a few words."""
+    """An option's name, and its possible values if they are few."""
     section, option_field = next(one for one in iter_options() if one[1].name == name)
     if typing.get_type_hints(section)[name] in (bool, bool | None):
         return f"{name} (True or False)"
@@ -625,9 +626,10 @@ def parse_bytes(text: str) -> int:
 
 
 def check_values(section: Any) -> None:
-    """Raise `ConfigError` for the first field whose value is none of its choices, or not of its declared type.
+    """Raise `ConfigError` for the first field whose value is not one of its choices, or not of its declared type.
 
-    Numbers and paths of other libraries become Python's own; a bool is no number, and a float no whole one.
+    Numbers and paths of other libraries become Python's own types. A bool is not accepted as a number, nor a float as
+    an integer.
     """
     hints = typing.get_type_hints(type(section))
     for option_field in dataclasses.fields(section):
@@ -659,7 +661,7 @@ _TYPE_NAMES: dict[Any, str] = {
 
 
 def _converted(value: Any, kind: Any) -> Any:
-    """The value as one of this kind; `None` if it is none."""
+    """The value converted to this type; `None` if it is not of the type."""
     if kind is str:
         return value if isinstance(value, str) else os.fspath(value) if isinstance(value, os.PathLike) else None
     if kind == tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""How a person installs a package into the environment that runs: with what is there, into just this environment."""
+"""Commands for installing a package into the running environment, with the tools that it has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import sys
 
 
 def install_command(*requirements: str) -> str:
-    """The command that installs these: with pip, or uv where there is no pip, or pip once Python has brought it."""
+    """The command that installs these requirements: with pip, with uv if there is no pip, or else with pip from
+    ensurepip."""
     wanted = shlex.join(requirements)
     if importlib.util.find_spec("pip") is not None:
         return f"{sys.executable} -m pip install {wanted}"
@@ -21,8 +22,8 @@ def install_command(*requirements: str) -> str:
 
 
 def install_extra(name: str) -> str:
-    """The command that installs what an extra of Headway needs. The package itself is there already, and need not be on
-    any index."""
+    """The command that installs the requirements of one of Headway's extras. Headway itself is already installed, and
+    need not be on any index."""
     marker = re.compile(rf"""; *extra *== *["']{name}["']$""")
     requirements = importlib.metadata.requires("headway") or []
     return install_command(*(marker.sub("", one) for one in requirements if marker.search(one)))

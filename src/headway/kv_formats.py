@@ -1,4 +1,4 @@
-"""In which numbers keys and values are cached: plain floats, or codes of 8 or 4 bits with a scale per token and head.
+"""The number formats of the KV cache: plain floats, or codes of 8 or 4 bits with a scale per token and head.
 
 A scaled format keeps, for the key and for the value of one token and head, one float16 scale and head_dim codes:
 
@@ -33,17 +33,17 @@ class Numbers:
     stored_as: str
     """torch's name for the dtype of the stored tensor."""
     bits: int
-    """Of one dimension."""
+    """The number of bits per dimension."""
     largest: float | None = None
     """The largest code of a scaled format; `None`: numbers are stored as they are."""
 
     @property
     def dims_per_element(self) -> int:
-        """Dimensions that share one element of the stored tensor."""
+        """The number of dimensions that share one element of the stored tensor."""
         return 2 if self.bits < 8 else 1
 
     def num_bytes(self, head_dim: int) -> int:
-        """Of one token and head, with its scale."""
+        """The bytes of one token and head, with its scale."""
         return head_dim * self.bits // 8 + (0 if self.largest is None else SCALE_BYTES)
 
 
@@ -55,7 +55,7 @@ class KVFormat:
     keys: Numbers
     values: Numbers
     kernels: tuple[str, ...] = ("torch",)
-    """Which kernels read and write it. Those of torch are the reference, and know every format."""
+    """The kernels that read and write it. Those of torch are the reference and support every format."""
 
     @property
     def is_scaled(self) -> bool:
@@ -63,7 +63,7 @@ class KVFormat:
         return self.keys.largest is not None
 
     def num_bytes(self, head_dim: int) -> int:
-        """Of the key and the value of one token and head, scales included."""
+        """The bytes of the key and the value of one token and head, scales included."""
         return self.keys.num_bytes(head_dim) + self.values.num_bytes(head_dim)
 
 

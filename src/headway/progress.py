@@ -1,7 +1,7 @@
-"""How far a long piece of work is: a bar on a terminal, a line every few seconds where stderr is a file or a pipe.
+"""Progress of long work: a bar on a terminal, or a line every few seconds if stderr is a file or a pipe.
 
-Of pieces of work inside each other only the innermost is shown, since it is the one that takes the time. Inside a bar
-it has lines, which stand above the bar.
+If pieces of work are nested, only the innermost is shown, because it is the one that takes the time. Inside a bar it is
+shown as lines above the bar.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from typing import Any, Protocol
 
 LINE_EVERY_S = 5.0
 _LEAST_SHARE = 0.05
-"""Before so much is done, the time that is left would be a bad guess."""
+"""The remaining time is not estimated before this share is done."""
 _BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
 
 
 class Meter(Protocol):
-    """Shows how far a long piece of work is. The work calls it: the one form of progress callbacks."""
+    """Shows the progress of a long piece of work, which calls it. All progress callbacks have this form."""
 
     def advance(self) -> None:
-        """One more of them is done."""
+        """Count one more unit as done."""
         ...
 
     def at(self, done: float, total: float | None = None) -> None:
-        """This much is done; `total`, where it was not known before, is how much there is."""
+        """Report how much is done, and the `total` if it was not known before."""
         ...
 
 
 @contextlib.contextmanager
 def meter(total: float | None, title: str, *, unit: str = "", is_shown: bool = True) -> Iterator[Meter]:
-    """Show how far the work inside is. `total`: how much there is of it, `None` if that is not known yet; `unit`: what
-    is counted, where people want to read the numbers and not only the share. Bytes are shown in MB."""
+    """Show the progress of the work inside the context. `total` is the amount of work, `None` if not known yet. With a
+    `unit`, the numbers are shown and not only the share; bytes are shown in MB."""
     if is_shown and sys.stderr.isatty() and not _shown:
         with showing(), _bar(total, title, unit) as bar:
             yield bar
@@ -49,12 +49,12 @@ def meter(total: float | None, title: str, *, unit: str = "", is_shown: bool = T
 
 
 _shown: list[object] = []
-"""What is shown now, the innermost last."""
+"""The displays that are active now, the innermost last."""
 
 
 @contextlib.contextmanager
 def showing() -> Iterator[Callable[[], bool]]:
-    """While something is shown; it is asked with what this gives whether nothing else is shown inside of it."""
+    """Register a display while the context lasts. Yields a function that says whether it is the innermost one."""
     own = object()
     _shown.append(own)
     try:
@@ -65,8 +65,8 @@ def showing() -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def first_use(what: str, title: str, *, unit: str = "") -> Iterator[Meter]:
-    """For work that is done once on a machine, and that whoever waits for it did not ask for: say what is done before
-    it begins, and how long it took."""
+    """Show work that is done only once per machine and that the user did not ask for: say what will be done before it
+    begins, and afterwards how long it took."""
     _to_stderr(what)
     started_s = time.monotonic()
     with meter(None, title, unit=unit) as shown:
@@ -75,12 +75,12 @@ def first_use(what: str, title: str, *, unit: str = "") -> Iterator[Meter]:
 
 
 def progress_bar(num_requests: int, title: str = "", *, is_shown: bool = True) -> AbstractContextManager[Meter]:
-    """The same for requests, which are counted as they end."""
+    """As `meter`, for requests, which are counted as they end."""
     return meter(num_requests, title, unit="requests", is_shown=is_shown)
 
 
 class ProgressLines:
-    """A meter as lines of text: what is done, the time that took, and the time that the rest will take at that pace."""
+    """A meter that prints lines of text: the amount done, the time taken, and the estimated time left."""
 
     def __init__(
         self, total: float | None, title: str = "", unit: str = "", *, now: Callable[[], float] = time.monotonic
@@ -98,7 +98,7 @@ class ProgressLines:
 
     @property
     def line(self) -> str:
-        """How things stand."""
+        """The current line."""
         elapsed_s = self._now() - self._started_s
         parts = [self._amount, _time(elapsed_s)]
         if self._total and self._total * _LEAST_SHARE <= self._done < self._total:
@@ -117,8 +117,8 @@ class ProgressLines:
     def shown(
         self, write: Callable[[str], object], *, every_s: float, is_due: Callable[[], bool] = lambda: True
     ) -> Iterator[None]:
-        """Write the line every so often while inside, if it is due. A thread does it, so that a step that takes minutes
-        is not silent and the measured code looks at no clock."""
+        """Within this context, write the line whenever it is due. A thread does this, so that lines also appear during
+        a step of minutes and the measured code need not check the clock."""
         is_over = threading.Event()
 
         def show() -> None:
@@ -136,7 +136,7 @@ class ProgressLines:
 
 
 class _Bar:
-    """The same on a terminal."""
+    """A meter shown as a bar on a terminal."""
 
     def __init__(self, total: float | None, title: str, unit: str) -> None:
         from tqdm import tqdm

@@ -1,7 +1,7 @@
-"""What the options came to on a kind of device: the records that the engine reads, made by `headway.config`.
+"""The settings that the engine reads: `headway.config` makes them from the options and the kind of device.
 
-A record here has nothing left open that the options and the device decide. What a checkpoint or free memory decides is
-still open in some fields, and settled by `headway.worker.formats` and `headway.worker.memory_plan`.
+Everything that the options and the kind of device decide is filled in. Some fields depend on the checkpoint or on free
+memory; they are filled in later by `headway.worker.formats` and `headway.worker.memory_plan`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 MAX_DRAFT_TOKENS = 64
-"""Of one request, in a step."""
+"""The most drafted tokens of one request in a step."""
 MAX_DRAFTED_LINES = 256
-"""With more than so many tokens in a step, even the largest devices compute longer than they read weights."""
+"""The most lines of a step with drafts. Beyond it even the largest devices are bound by compute, not by reading
+weights."""
 GraphMode = Literal["off", "lazy", "all"]
-"""Which CUDA graphs are made: none, those of steps that come up twice, or those of all steps before the first."""
+"""Which CUDA graphs are captured: none, those of step shapes seen twice, or those of all shapes before the first step.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSettings:
-    """`CacheConfig` on a kind of device. The options that are still open are settled by `headway.worker`."""
+    """`CacheConfig` for a kind of device. `headway.worker` fills in the options that are still open."""
 
     block_size: int
     gpu_memory_utilization: float
@@ -29,7 +31,7 @@ class CacheSettings:
     host_cache_memory: int | None
     arrival_memory: int | None
     disk_cache: str
-    """Empty: none."""
+    """The folder of the disk cache; empty: none."""
     disk_cache_size: int
     enable_prefix_caching: bool
     eviction_policy: str
@@ -44,7 +46,7 @@ class CacheSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSettings:
-    """`SchedulerConfig` on a kind of device, with nothing left open: all that a scheduler takes."""
+    """`SchedulerConfig` for a kind of device, with nothing left open: all the options of a scheduler."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -53,9 +55,10 @@ class SchedulerSettings:
     max_chunk_tokens: int
     short_prompt_share: float
     long_prompt_step_ms: float
-    """0: a long prompt does not limit a step either."""
+    """0: long prompts do not limit a step."""
     full_step_tokens: int
-    """With fewer tokens a step leaves much of the device idle: behind a long context it would take as long."""
+    """The tokens that fill the device. A step with fewer leaves much of it idle and, after a long context, takes as
+    long."""
     scheduling_policy: str
     batching: str
     batch_window_ms: float
@@ -65,18 +68,18 @@ class SchedulerSettings:
     max_preemptions: int
     max_head_skips: int
     preemption_mode: str
-    """May stay "auto": that is decided for each request."""
+    """May be "auto": the mode is then decided for each request."""
     skip_window: int
     speculation: str
     """"off", "ngram" or "draft"."""
     max_draft_tokens: int
     spec_synthetic_acceptance: float
-    """0: guesses are real."""
+    """0: drafts are really verified."""
 
     @property
     def synthetic_chance(self) -> float | None:
-        """With synthetic acceptance: how likely a guess is accepted if those before it were, so that a request with
-        `max_draft_tokens` of them gets as many tokens a step as wanted, in the mean."""
+        """With synthetic acceptance: the probability that a draft is accepted if those before it were. It is chosen so
+        that a request with `max_draft_tokens` drafts gets the wanted mean number of tokens per step."""
         wanted = self.spec_synthetic_acceptance
         if not wanted:
             return None
@@ -89,17 +92,17 @@ class SchedulerSettings:
 
     @property
     def max_num_lines(self) -> int:
-        """Most places that a step chooses tokens at: one for each request, and one for each guess that it verifies."""
+        """The most positions that a step samples at: one for each request, and one for each draft that it verifies."""
         if self.speculation == "off":
             return self.max_num_seqs
         most = min(self.max_num_seqs * (1 + self.max_draft_tokens), MAX_DRAFTED_LINES, self.max_num_batched_tokens)
         return max(self.max_num_seqs, most)
 
     def as_options(self) -> dict[str, Any]:
-        """Options of a `SchedulerConfig` that resolves to this. A chunk limit that limits nothing is left open, so
-        that it grows with the step's."""
+        """The options of a `SchedulerConfig` that resolves to these settings. A chunk limit without effect is left
+        open, so that it grows with the step's limit."""
         options = dataclasses.asdict(self)
-        del options["full_step_tokens"]  # the device's
+        del options["full_step_tokens"]  # decided by the device
         if self.max_chunk_tokens == self.max_num_batched_tokens:
             options["max_chunk_tokens"] = None
         return options
@@ -107,10 +110,10 @@ class SchedulerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSettings:
-    """`DeviceConfig` on a kind of device. Kernels and threads that are still open are settled by `headway.worker`."""
+    """`DeviceConfig` for a kind of device. `headway.worker` fills in kernels and threads that are still open."""
 
     kind: str
-    """Of the device: "cpu" or "cuda"."""
+    """The kind of device: "cpu" or "cuda"."""
     num_threads: int | None
     attention_backend: str
     graphs: GraphMode

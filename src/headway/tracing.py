@@ -1,4 +1,4 @@
-"""Names for what the host does, so that a profile can show it: `with span("schedule"): ...`.
+"""Named spans of host work, which a profile can show: `with span("schedule"): ...`.
 
 While no recorder is installed, a span is one function call that returns the same empty object: cheap enough to stay in
 the loop. A recorder keeps the spans of all threads, and may write them to a second place (a profiler's own
@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 Annotate = Callable[[str], AbstractContextManager[Any]]
-"""Span name → a context that another tool records."""
+"""Maps a span's name to a context that another tool records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Recorder:
     spans: list[HostSpan] = field(default_factory=list)
 
     def span(self, name: str, args: Mapping[str, object]) -> AbstractContextManager[None]:
-        """A span that ends up here, whether or not this recorder is still installed when it ends."""
+        """A span that is recorded here, even if this recorder is no longer installed when it ends."""
         return _RecordedSpan(self, name, args)
 
 
@@ -46,7 +46,7 @@ _recorder: Recorder | None = None
 
 
 def record_into(recorder: Recorder | None) -> None:
-    """From now on spans go to `recorder`; `None`: they are not recorded."""
+    """Send spans to `recorder` from now on; `None`: do not record them."""
     global _recorder
     _recorder = recorder
 

@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache: one small interface, several backends."""
+"""Attention over the paged KV cache: one interface, several backends."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ BACKEND_NAMES = ("triton", "cpu", "torch_padded", "torch_reference")
 
 
 def create_backend(name: str, kv_caches: Sequence[LayerKVCache], num_heads: int) -> AttentionBackend:
-    """Build the named backend over `kv_caches` (one per layer) for a model with `num_heads` query heads. Which one a
-    device wants is settled by `headway.worker.formats`."""
+    """Build the named backend over `kv_caches` (one per layer) for a model with `num_heads` query heads.
+    `headway.worker.formats` decides which one suits a device."""
     if name == "triton":
         if importlib.util.find_spec("triton") is None:
             raise ConfigError("attention backend 'triton' needs the package triton; use 'torch_padded'")

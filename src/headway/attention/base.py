@@ -1,6 +1,6 @@
-"""What an attention backend is: the heads of a layer, the step it is given and the calls it answers.
+"""The interface of attention backends: a layer's heads, the batch of a step, and the calls of a backend.
 
-The cache is that of `headway/kv/layer_cache.py`: `Ops.rope_write_kv` or `AttentionBackend.run_qkv` fills it.
+The cache is described in `headway/kv/layer_cache.py`; `Ops.rope_write_kv` or `AttentionBackend.run_qkv` fills it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 from headway.kv.layer_cache import LayerKVCache
 
 NUM_PART_COLUMNS = 8
-"""Of `AttentionBatch.parts`, of four bytes each: a part lies in one sector of memory."""
+"""The columns of `AttentionBatch.parts`, of four bytes each, so that a part fills one 32-byte memory sector."""
 MAX_FUSED_REQUESTS = 64
-"""Up to so many requests Triton's decode kernel rotates and caches too. With more, doing that in each of its programs
-takes longer than a launch (H200: 64 requests of a 0.6B model are 1% faster with it, 1 is 3% faster, 256 are 2% slower).
+"""Up to this many requests, Triton's decode kernel also rotates and writes the cache. With more, doing so in each of
+its programs takes longer than a launch (H200, 0.6B model: 1 request is 3% faster, 64 are 1% faster, 256 are 2% slower).
 """
 NO_REQUEST = -1
-"""The first column of a part that is room and not used."""
+"""Marks an unused part, in its first column."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +37,9 @@ class Heads:
     """float32 [max_position, head_dim]: in each row the cosines of the head_dim / 2 pairs, then their sines. Layers
     with the same rotary positions share one table."""
     eps: float
-    """Of the head norms, in the layers that have them."""
+    """The epsilon of the head norms, in layers that have them."""
     window: int | None = None
-    """How many tokens a query sees, its own included; `None`: all. The decoder refuses any other."""
+    """How many tokens a query sees, its own included; `None`: all. The decoder refuses any other value than `None`."""
 
     @property
     def qkv_size(self) -> int:
@@ -73,22 +73,23 @@ class AttentionBatch:
     block_table: Tensor
     """int32 [num_requests, >= blocks of the longest request]"""
     slot_mapping: Tensor
-    """int64 or int32 [num_tokens]: where each of the step's tokens goes; negative: nowhere, a token of padding."""
+    """int64 or int32 [num_tokens]: the cache slot of each of the step's tokens; negative for a padding token."""
     rows: Tensor | None = None
-    """int32 [num_requests]: the line of `block_table` that belongs to each request. `None`: the i-th to the i-th."""
+    """int32 [num_requests]: the line of `block_table` of each request. `None`: request i has line i."""
     num_single: int = 0
-    """So many requests at the front of the step have one new token each."""
+    """How many requests, at the front of the step, have one new token each."""
     parts: Tensor | None = None
-    """int32 [num_parts, NUM_PART_COLUMNS]: their contexts in parts, for backends that divide work on the host."""
+    """int32 [num_parts, NUM_PART_COLUMNS]: the parts of these requests' contexts, for backends that divide work on the
+    host."""
     tiles: Tensor | None = None
     """int32 [num_tiles, NUM_PART_COLUMNS]: new tokens of the other requests in tiles, with parts of their contexts."""
     num_tiles: Tensor | None = None
-    """int32 [1]: the true number of tiles, where there is room for more (in a CUDA graph)."""
+    """int32 [1]: the true number of tiles, if there is room for more (in a CUDA graph)."""
     rows_are_shared: bool = False
-    """Whether several of the single tokens may be of one request, so that some read what others write."""
+    """Whether several of the single tokens may belong to one request, so that some read what others write."""
 
     def own_block_table(self) -> Tensor:
-        """int32 [num_requests, blocks]: the table with one line per request, in the order of the step."""
+        """The block table with one line per request, in the order of the step: int32 [num_requests, blocks]."""
         if self.rows is None:
             return self.block_table
         return self.block_table[self.rows[: self.num_requests].long()]
@@ -107,7 +108,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def plan(self, batch: AttentionBatch) -> None:
-        """Prepare for one step; may copy lengths to the host."""
+        """Prepare for one step. This may copy lengths to the host."""
 
     @abstractmethod
     def run(self, layer: int, q: Tensor) -> Tensor:
@@ -115,35 +116,35 @@ class AttentionBackend(ABC):
 
     @property
     def takes_qkv(self) -> bool:
-        """Whether the planned step is run by `run_qkv`; otherwise norm, rotation and cache write are left to `Ops`."""
+        """Whether the planned step uses `run_qkv`; otherwise `Ops` computes norm, rotation and cache write."""
         return False
 
     def run_qkv(self, layer: int, qkv: Tensor, positions: Tensor, heads: Heads, norms: HeadNorms | None) -> Tensor:
-        """What `Ops.rope_write_kv` and `run` do, in one. As there -> [num_tokens, num_heads * head_dim]."""
+        """Do the work of `Ops.rope_write_kv` and `run` in one call. Returns [num_tokens, num_heads * head_dim]."""
         raise NotImplementedError(f"{type(self).__name__} takes rotated queries")
 
 
 @runtime_checkable
 class DividesWork(Protocol):
-    """A backend whose kernels read on the device how a step's work is divided, which is found out on the host."""
+    """A backend whose work is divided on the host; its kernels read the division on the device."""
 
     def context_parts(
         self, seq_lens: NDArray[np.int64], rows: NDArray[np.int64], *, alone: bool = False
     ) -> NDArray[np.int32]:
-        """`AttentionBatch.parts` of requests with one new token. `alone`: there are no others in the step, and each has
-        blocks of its own."""
+        """`AttentionBatch.parts` for requests with one new token. `alone`: the step has no other requests, and no two
+        of these share a row."""
         ...
 
     def max_parts(self, num_requests: int) -> int:
-        """Most parts that so many requests can have."""
+        """The most parts that this many requests can have."""
         ...
 
     def query_tiles(
         self, query_lens: NDArray[np.int64], seq_lens: NDArray[np.int64], first_request: int, *, num_tokens: int
     ) -> NDArray[np.int32]:
-        """`AttentionBatch.tiles` of the requests from `first_request` on, in a step that runs with so many tokens."""
+        """`AttentionBatch.tiles` for the requests from `first_request` on, in a step of `num_tokens` tokens."""
         ...
 
     def max_tiles(self, num_tokens: int, max_num_requests: int) -> int:
-        """Most tiles that a step of so many tokens can have."""
+        """The most tiles that a step of this many tokens can have."""
         ...

@@ -36,7 +36,7 @@ class NativeKVCache(ctypes.Structure):
 
     @staticmethod
     def of(cache: LayerKVCache) -> NativeKVCache:
-        """The addresses of one layer's tensors; ValueError for what the kernels cannot read."""
+        """The addresses of one layer's tensors. Raises ValueError for tensors that the kernels cannot read."""
         format, scales = cache.format, cache.scales
         if "native" not in format.kernels:
             raise ValueError(f"the CPU kernels know no cache in {format.name}")
@@ -73,7 +73,7 @@ class NativeHeads(ctypes.Structure):
 
     @staticmethod
     def of(kv: LayerKVCache, heads: Heads, norms: HeadNorms | None) -> NativeHeads:
-        """Of one layer; ValueError for what the kernels cannot read."""
+        """The heads of one layer. Raises ValueError for tensors that the kernels cannot read."""
         if heads.head_dim % 2 or heads.head_dim > MAX_HEAD_DIM:
             raise ValueError(
                 f"heads of {heads.head_dim} elements: an even number of at most {MAX_HEAD_DIM} is possible"
@@ -104,7 +104,7 @@ class NativeHeads(ctypes.Structure):
         return own_kv() is kv and own_heads() is heads and (None if own_norms is None else own_norms()) is norms
 
     def check_step(self, qkv: Tensor, positions: Tensor, slot_mapping: Tensor) -> int:
-        """How many tokens the tensors of a step are of; ValueError if they do not fit."""
+        """The number of tokens in a step's tensors. Raises ValueError if the tensors do not fit together."""
         tokens, width = check(qkv, torch.float32, "qkv").shape
         if width != self.width:
             raise ValueError(f"qkv has {width} columns, the layer's heads take {self.width}")
@@ -131,7 +131,7 @@ class CpuAttention(AttentionBackend):
         self._num_blocks = cache.num_blocks
         self._native = [NativeKVCache.of(layer) for layer in kv_caches]
         functions = (library or load()).released
-        for layer in kv_caches:  # blocks are read in any order: fewer, larger pages save address translations
+        for layer in kv_caches:  # blocks are read in any order, so large pages save address translations
             for tensor in layer.tensors:
                 functions.hw_advise_huge(tensor.data_ptr(), tensor.nbytes)
         self._run = functions.hw_attention_run
@@ -144,7 +144,7 @@ class CpuAttention(AttentionBackend):
         weakref.finalize(self, functions.hw_attention_plan_free, self._plan)
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Cut the step into work items. The batch's tensors are kept alive and read again by every `run`."""
+        """Divide the step into work items. The batch's tensors are kept alive, and every `run` reads them again."""
         check(batch.query_start, torch.int32, "query_start")
         check(batch.seq_lens, torch.int32, "seq_lens")
         table = batch.block_table

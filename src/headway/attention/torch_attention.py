@@ -1,10 +1,10 @@
-"""Attention in torch, for any device and float dtype: a vectorised backend, and the oracle of all others.
+"""Attention in torch, for any device and float dtype: a vectorised backend, and the reference for all others.
 
-`TorchReferenceAttention` is written so that one can see it is right: one request at a time, one softmax.
+`TorchReferenceAttention` is written to be obviously correct: one request at a time, one softmax.
 
-`TorchPaddedAttention`: all requests with one query (decodes) are gathered and padded into a few batched calls; a
-request with several queries (a prompt chunk) is a call of its own. Padding lives only inside a call, and
-`memory_budget_bytes` bounds it.
+`TorchPaddedAttention` gathers and pads all requests with one query (decodes) into a few batched calls. A request with
+several queries (a prefill chunk) is a separate call. Padding exists only inside a call, and `memory_budget_bytes`
+bounds it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class TorchReferenceAttention(AttentionBackend):
 
 @dataclass(frozen=True)
 class _DecodeSlice:
-    """Decode rows computed in one call."""
+    """Decode rows that are computed in one call."""
 
     rows: Tensor
     """int64 [N]: rows of q."""

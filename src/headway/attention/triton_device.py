@@ -1,14 +1,14 @@
-"""What a device offers to Triton's kernels: multiprocessors, shared memory to load ahead into, and launches that begin
+"""What a device offers to Triton's kernels: multiprocessors, shared memory for prefetching, and launches that begin
 early.
 
-Kernels are tuned on a device with 227 KiB of shared memory; on others (163 KiB, 99 KiB) they take fewer stages instead
+Kernels are tuned on a device with 227 KiB of shared memory; on others (163 KiB, 99 KiB) they use fewer stages instead
 of failing at their first launch.
 
-A dependent launch (compute capability 9.0) begins when all programs of the kernel before have begun, instead of when
-they have ended. `begin` lets the next kernel do so; after `await_previous` all that was launched before has ended. What
-a program does in between must touch nothing that any kernel of the step writes: it loads weights. And every program has
-to call `await_previous` before it ends, or the kernel after the next could begin too early. With many rows kernels are
-long, and programs that wait only take room from those that work.
+A dependent launch (compute capability 9.0) begins when all programs of the previous kernel have begun, instead of when
+they have ended. `begin` lets the next kernel start; `await_previous` returns once everything launched before has ended.
+In between, a program may only load weights: it must touch nothing that a kernel of the step writes. Every program must
+call `await_previous` before it ends, or the kernel after the next could begin too early. With many rows kernels are
+long, and waiting programs only take room from working ones.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 _RESERVE_BYTES = 4096  # for reductions and layout changes within a kernel
-# What the interpreter, which has no device, is to believe in.
+# The limits assumed under the interpreter, which has no device.
 _UNLIMITED = 1 << 30
 _PRETENDED_PROCESSORS = 4
 _PRETENDS_DEPENDENT_LAUNCHES = False
 MAX_DEPENDENT_ROWS = 64
-"""A step of more is no faster (H200: 256 requests of a 0.6B model 1.5% slower, prompts 2.5%)."""
+"""Steps with more rows gain nothing (H200, 0.6B model: 256 requests are 1.5% slower, prompts 2.5%)."""
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def await_previous(DEPENDENT: tl.constexpr) -> None:
 
 
 def dependent_launch(rows: torch.Tensor) -> dict[str, Any]:
-    """How a kernel that takes part in it is launched for so many rows."""
+    """The launch options of a kernel that supports dependent launches, for this many rows."""
     is_dependent = len(rows) <= MAX_DEPENDENT_ROWS and _has_dependent_launches(rows.device)
     return {"DEPENDENT": True, "launch_pdl": True} if is_dependent else {"DEPENDENT": False}
 
@@ -59,7 +59,7 @@ def _has_dependent_launches(device: torch.device) -> bool:
 
 
 def stages_that_fit(wanted: int, stage_bytes: int, device: torch.device, *, fixed_bytes: int = 0) -> int:
-    """As many of `wanted` stages of `stage_bytes` as fit beside `fixed_bytes`; at least one."""
+    """How many of `wanted` stages of `stage_bytes` fit in shared memory beside `fixed_bytes`; at least one."""
     room = _shared_memory_bytes(device) - fixed_bytes - _RESERVE_BYTES
     return max(1, min(wanted, room // stage_bytes))
 

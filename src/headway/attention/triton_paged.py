@@ -1,8 +1,8 @@
 """Attention in our own Triton kernels: the default on CUDA.
 
 Requests with one new token go to the decode kernel, the others to the prefill kernel, both in the same step. The host
-divides their work into parts and tiles and sends the lists along with the step, so a step can be captured in a CUDA
-graph: its lists have room for the most there can be, and programs for what is not there return at once.
+divides their work into parts and tiles and sends these lists with the step. So a step can be captured in a CUDA graph:
+its lists have room for the largest number, and programs without work return at once.
 """
 
 from __future__ import annotations
@@ -32,27 +32,28 @@ from headway.errors import ConfigError
 from headway.kv.layer_cache import LayerKVCache
 
 _LOG2_E = math.log2(math.e)
-# Tokens that are copied as one piece; a block must hold whole tiles.
+# The number of tokens that are copied as one piece; a block must hold whole tiles.
 _DESCRIBED_TILE = 64
-# How many programs of the decode kernel a multiprocessor takes, by their registers. Contexts are divided accordingly.
+# How many programs of the decode kernel fit on a multiprocessor, by their registers. Contexts are divided accordingly.
 _PROGRAMS_PER_PROCESSOR = 4
-# And with a first tile in registers (H200: with few requests up to 9% faster, with many up to 18% slower).
+# The same if the first tile is kept in registers (H200: with few requests up to 9% faster, with many up to 18% slower).
 _EARLY_PROGRAMS_PER_PROCESSOR = 3
 _REGISTERS_PER_PROCESSOR = 2**16
 
 REQUEST, ROW, START, END, SEQ_LEN, FIRST_PART, NUM_PARTS = range(7)
-"""The columns of a part. The context's tokens from START to END are its own; FIRST_PART is where the list has the first
-of the NUM_PARTS of the same context."""
+"""The columns of a part. The part covers the context's tokens from START to END; FIRST_PART is the index in the list of
+the first of the NUM_PARTS parts of the same context."""
 _MAX_PARTS = 32  # of one context: one program adds them up
-# A context that is longer than a share by no more than this is not cut: adding parts up would cost more.
+# A context that exceeds a share by no more than this fraction is not cut: adding parts up would cost more.
 _TOLERANCE = 0.15
-_PROGRAM_TILES = 2  # about what a program takes beside its tiles, in such
-# The prefill kernel: programs that a multiprocessor takes, and the fewest key tiles that are worth a program: its sums
-# are as many bytes as two of them, written and read again. Two on a multiprocessor are 1.6 times as fast as one: where
-# each has one without cutting, contexts must be longer, and are halved.
+_PROGRAM_TILES = 2  # a program's overhead, in tiles
+# The prefill kernel: how many programs fit on a multiprocessor, and the fewest key tiles that are worth a program,
+# whose sums are written and read again and take as many bytes as two tiles. Two programs on a multiprocessor are 1.6
+# times as fast as one. So if each multiprocessor has one program without cutting, only longer contexts are cut, and in
+# halves.
 _PREFILL_PROGRAMS_PER_PROCESSOR = 2
 _LEAST_PREFILL_TILES, _LEAST_HALF_TILES = 6, 24
-_ROWS_ADDED_UP, _PARTS_AT_ONCE = 8, 8  # by one program, and what it loads before it adds
+_ROWS_ADDED_UP, _PARTS_AT_ONCE = 8, 8  # the rows one program adds up, and the parts it loads at once
 _TO_THE_END = 2**30
 
 
@@ -76,17 +77,17 @@ class TritonPagedAttention(AttentionBackend):
         self._is_scaled = cache.format.is_scaled
         self._k_largest, self._v_largest = cache.format.keys.largest, cache.format.values.largest
         exact = cache.v.dtype == torch.float32
-        # Of products in float32, which a cache of half precision never has, and a quantised one only for such queries.
+        # The precision of float32 products. A half-precision cache has none, a quantised one only for float32 queries.
         self._precision = "ieee" if exact or self._is_scaled else "tf32"
         self._scales = [None if layer.scales is None else layer.scales.view(torch.int32) for layer in kv_caches]
         self._group_rows = max(16, triton.next_power_of_2(self._group))
-        # A product has 16 columns at least, and values of 4 bits are multiplied in four parts.
+        # A product has at least 16 columns, and 4-bit values are multiplied in four parts.
         self._columns = max(64 if self._is_scaled else 16, triton.next_power_of_2(cache.head_dim))
-        # Tiles must fit in shared memory: float32 and wide heads take smaller ones.
+        # Tiles must fit in shared memory: float32 and wide heads need smaller ones.
         self._wide = exact or self._columns > 128
         self._query_rows = max(self._group_rows, 32 if self._wide else 128)
         self._descriptors = None if self._wide or self._is_scaled else _describe(kv_caches)
-        # Codes take half the bytes: twice the tokens share what a tile costs beside its bytes.
+        # Codes take half the bytes, so a tile has twice the tokens, which share its fixed cost.
         self._decode_tile = 32 if self._wide else (128 if self._is_scaled else 64)
         self._decode_warps = 2 if self._decode_tile == 128 else 4
         self._prefill_tile = 32 if self._descriptors is None else _DESCRIBED_TILE
@@ -100,7 +101,7 @@ class TritonPagedAttention(AttentionBackend):
             device,
             fixed_bytes=self._query_rows * row_bytes,
         )
-        self._is_plain = not self._wide and not self._is_scaled  # the others take more registers
+        self._is_plain = not self._wide and not self._is_scaled  # the others need more registers
         self._early_parts, self._parts = (
             ContextParts(self._decode_tile, self._num_kv_heads, number * num_processors(device))
             for number in (
@@ -125,7 +126,7 @@ class TritonPagedAttention(AttentionBackend):
         self._tile_sum = torch.empty(rows, dtype=torch.float32, device=device)
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Nothing to prepare: the kernels read lists and tables on the device."""
+        """Keep the batch: the kernels read its lists and tables on the device."""
         if batch.rows is None or (batch.num_single and batch.parts is None):
             raise ValueError("the Triton backend needs the rows of the batch, and the parts of its single tokens")
         if batch.num_single < batch.num_requests and batch.tiles is None:
@@ -138,29 +139,30 @@ class TritonPagedAttention(AttentionBackend):
     def context_parts(
         self, seq_lens: NDArray[np.int64], rows: NDArray[np.int64], *, alone: bool = False
     ) -> NDArray[np.int32]:
-        """What the decode kernel's programs read, of requests with one new token."""
+        """The parts that the decode kernel's programs read, for requests with one new token."""
         is_early = alone and len(seq_lens) <= MAX_FUSED_REQUESTS and self._loads_early(len(seq_lens))
         return (self._early_parts if is_early else self._parts).of(seq_lens, rows)
 
     def _loads_early(self, num_requests: int) -> bool:
-        """Whether the first tiles of so many requests come while their queries are computed."""
+        """Whether the first tiles of this many requests are loaded while their queries are computed."""
         return num_requests * self._num_kv_heads <= self._early_parts.num_programs
 
     def max_parts(self, num_requests: int) -> int:
-        """Most parts that so many requests can have."""
+        """The most parts that this many requests can have."""
         return self._parts.most(num_requests)
 
     def query_tiles(
         self, query_lens: NDArray[np.int64], seq_lens: NDArray[np.int64], first_request: int, *, num_tokens: int
     ) -> NDArray[np.int32]:
-        """The tiles of the requests from `first_request` on, as parts of their contexts: a tile's first new token is in
-        ROW, and the last part has all keys that not all of its rows see. Long contexts first: they take longest."""
+        """The tiles of the requests from `first_request` on, as parts of their contexts. ROW holds a tile's first new
+        token. The last part has all keys that only some of its rows see. Long contexts come first, as they take
+        longest."""
         lens = query_lens[first_request:]
         per_tile = self._tokens_per_tile
         num_tiles = -(-lens // per_tile)
         requests = np.repeat(np.arange(first_request, len(query_lens)), num_tiles)
         first_token = (np.arange(len(requests)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)) * per_tile
-        num_seen = (seq_lens - query_lens)[requests] + first_token + 1  # by all rows of the tile
+        num_seen = (seq_lens - query_lens)[requests] + first_token + 1  # keys seen by all rows of the tile
         num_seen = np.maximum(num_seen // self._prefill_tile, 1) * self._prefill_tile
         most = self._most_parts(num_tokens, len(requests))
         least = _LEAST_PREFILL_TILES if most > 2 else _LEAST_HALF_TILES
@@ -170,7 +172,8 @@ class TritonPagedAttention(AttentionBackend):
         return parts
 
     def max_tiles(self, num_tokens: int, max_num_requests: int) -> int:
-        """Most tiles that a step of so many tokens can have: each request with several may leave one partly empty."""
+        """The most tiles that a step of this many tokens can have: each multi-token request may leave one partly
+        empty."""
         num_tiles = num_tokens // self._tokens_per_tile + min(max_num_requests, num_tokens // 2) + 1
         return self._tile_parts.most(num_tiles) if self._cuts_tiles(num_tokens) else num_tiles
 
@@ -179,11 +182,11 @@ class TritonPagedAttention(AttentionBackend):
         return self._query_rows // self._group
 
     def _cuts_tiles(self, num_tokens: int) -> bool:
-        """Whether so many new tokens leave a part of the device idle, if each tile is one program for each head."""
+        """Whether this many new tokens leave part of the device idle, if each tile is one program per head."""
         return num_tokens // self._tokens_per_tile * self._num_kv_heads <= self._num_processors
 
     def _most_parts(self, num_tokens: int, num_tiles: int) -> int:
-        """Of the context of a tile, in a step with so many tokens and tiles."""
+        """The most parts of a tile's context, in a step with this many tokens and tiles."""
         num_programs = num_tiles * self._num_kv_heads
         if not self._cuts_tiles(num_tokens) or num_programs > self._num_processors:
             return 1
@@ -191,7 +194,7 @@ class TritonPagedAttention(AttentionBackend):
 
     @property
     def takes_qkv(self) -> bool:
-        """For a step of few single tokens norm, rotation and cache write are part of the kernel."""
+        """Whether norm, rotation and cache write are part of the kernel, as in a step of few single tokens."""
         batch = self.batch
         is_decode = batch.num_single == batch.num_requests <= MAX_FUSED_REQUESTS
         return is_decode and self._columns == self._head_dim and not batch.rows_are_shared
@@ -214,7 +217,7 @@ class TritonPagedAttention(AttentionBackend):
     def _decode(
         self, layer: int, q: Tensor, out: Tensor, heads: Heads | None = None, norms: HeadNorms | None = None
     ) -> None:
-        """With `heads`, q is the whole projection, to be rotated and cached in here."""
+        """Run the decode kernel. With `heads`, q is the whole projection, which the kernel rotates and caches."""
         batch, cache = self.batch, self.kv_caches[layer]
         k, v = cache.k, cache.v
         assert batch.parts is not None
@@ -266,7 +269,8 @@ class TritonPagedAttention(AttentionBackend):
 
 
 def _describe(kv_caches: Sequence[LayerKVCache]) -> list[tuple[TensorDescriptor, TensorDescriptor]] | None:
-    """Per layer, keys and values as the memory unit can copy them, by tiles; `None` where a tile is not one piece."""
+    """For each layer, descriptors with which the memory unit copies tiles of keys and values. `None` if a tile is not
+    contiguous."""
     cache = kv_caches[0]
     by_token = cache.k.transpose(2, 3)
     width = cache.head_dim
@@ -288,8 +292,8 @@ class ContextParts:
     Decoding reads each context once, so a step takes as long as the busiest part of the device. Contexts differ a lot:
     one of 6,000 tokens beside a hundred of 500 would keep a single program busy long after all others are done. A
     program's share is therefore measured by the whole step: contexts that are much longer than it are cut into parts of
-    about that size, each for a program of its own, and the others are one part each. Even contexts must not become some
-    programs more than run at once: the last ones would take as long again as all others.
+    about that size, with one program for each part; every other context is one part. Even contexts must not give
+    slightly more programs than run at once: the last ones would take as long again as all others.
 
     The device runs `num_programs` programs at once, each of which reads tiles of `tile` tokens for one of `num_heads`
     heads.
@@ -304,8 +308,8 @@ class ContextParts:
     ) -> NDArray[np.int32]:
         """[num_parts, NUM_PART_COLUMNS] for requests 0, 1, … with these contexts in these lines of the block table.
 
-        Long contexts come first: those that are cut are in front, and whatever takes longest begins early. A context
-        of no tokens has no part. A part has about `least` tiles or more, and a context `most` parts.
+        Long contexts come first: cut contexts are at the front, and the longest work begins early. A context without
+        tokens has no part. A part has at least about `least` tiles, and a context at most `most` parts.
         """
         order = np.argsort(-seq_lens, kind="stable")
         lengths = seq_lens[order]
@@ -326,14 +330,14 @@ class ContextParts:
         return parts
 
     def _cut(self, num_tiles: NDArray[np.int64], least: int, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of each context: how many parts it has, and how many tiles each of them."""
+        """For each context, the number of its parts, and the number of tiles in each part."""
         share = max(-(-int(num_tiles.sum()) * self.num_heads // self.num_programs), least)
         wanted = np.clip(np.ceil(num_tiles / share - _TOLERANCE), 1, most).astype(np.int64)
         num_parts, tiles_per_part = _even(num_tiles, wanted)
         at_once = self.num_programs // self.num_heads
         if not len(num_tiles) <= at_once < (num_all := int(num_parts.sum())):
             return num_parts, tiles_per_part
-        # Some have to wait until others have ended. If there are fewer none has to, but they are longer.
+        # Some programs must wait until others have ended. With fewer parts none waits, but each takes longer.
         num_whole = int((num_parts == 1).sum())
         wanted = np.maximum(num_parts * (at_once - num_whole) // (num_all - num_whole), 1)
         fewer_parts, more_tiles = _even(num_tiles, wanted)
@@ -344,16 +348,17 @@ class ContextParts:
         return num_parts, tiles_per_part
 
     def most(self, num_requests: int) -> int:
-        """No more parts than this come of so many requests."""
+        """The most parts that this many requests can have."""
         return num_requests + self.num_programs // self.num_heads
 
     @property
     def most_of_cut_contexts(self) -> int:
-        """And no more than this are parts of contexts that are cut: they are half as long as a share, at least."""
+        """The most parts that belong to cut contexts: each is at least half as long as a share."""
         return 2 * self.num_programs // self.num_heads + 1
 
 
 def _even(num_tiles: NDArray[np.int64], wanted: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """So many parts of each context, as even as whole tiles can be: their number, and the tiles of each."""
+    """Divide each context into the wanted number of parts, as evenly as whole tiles allow. Returns the number of parts
+    of each context, and the tiles in each part."""
     tiles_per_part = -(-num_tiles // wanted)
     return -(-num_tiles // np.maximum(tiles_per_part, 1)), tiles_per_part

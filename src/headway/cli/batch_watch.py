@@ -1,4 +1,4 @@
-"""What a person watching the batch wants to see, gathered from one step report after another. No drawing here."""
+"""Collects what the batch view shows, from one step report after another. Nothing is drawn here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Cell(enum.Enum):
 
 
 class State(enum.Enum):
-    """Where a request stands, as the view names it."""
+    """The state of a request, as the view names it."""
 
     EXPECTED = "expected"
     WAITING = "waiting"
@@ -115,7 +115,7 @@ class BatchWatch:
         block_tables: Mapping[str, Sequence[int]],
         cached_blocks: Collection[int] = (),
     ) -> None:
-        """Take in one step: its report, the outputs it changed, who holds which blocks after it, and which of the rest
+        """Record one step: its report, the outputs it changed, the owner of each block after it, and which other blocks
         the prefix cache keeps."""
         self.report = report
         self.num_steps += 1
@@ -138,7 +138,7 @@ class BatchWatch:
         self.num_mixed_steps += len(kinds) == 2
 
     def _advance(self, request: WatchedRequest, row: StepRow | None, report: StepReport) -> Cell:
-        """Bring a request's state up to the step; what it did in it is the new cell of its strip."""
+        """Update a request's state. Returns the new cell of its strip: what it did in the step."""
         if row is not None:
             if row.num_output_tokens == 0 and row.num_cached_tokens:
                 request.num_cached_tokens = row.num_cached_tokens
@@ -169,7 +169,7 @@ class BatchWatch:
         return self._kv_waste[-1] if self._kv_waste else 0.0
 
     def count(self, *states: State) -> int:
-        """How many requests stand in one of `states`."""
+        """How many requests are in one of `states`."""
         return sum(request.state in states for request in self.requests.values())
 
     @property

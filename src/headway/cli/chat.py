@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
 
 DEFAULTS: dict[str, Any] = {"max_tokens": 512, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05}
-# A chat shows one answer as text.
+# Sampling options without use here, because a chat shows one answer as text.
 _WITHOUT = SEED_CLASH | {"n", "logprobs", "prompt_logprobs", "detokenize"}
 
 COMMANDS = {
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def encode_chat(engine: LLMEngine, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """The tokens of a conversation in the model's own template, ready for its answer."""
+    """The tokens of a conversation in the model's chat template, up to where its answer begins."""
     if engine.tokenizer is None:
         raise InvalidRequestError("This model has no tokenizer; name one with --tokenizer.", param="tokenizer")
     text = engine.tokenizer.apply_chat_template(messages)
@@ -199,8 +199,8 @@ class Chat:
 
 @contextlib.contextmanager
 def interrupt_flag() -> Iterator[Callable[[], bool]]:
-    """While inside, the first Ctrl-C only raises a flag: an exception in the middle of a step could tear the engine's
-    state. A second one interrupts as usual, for when a step hangs."""
+    """Within this context the first Ctrl-C only sets a flag, because an exception in the middle of a step could corrupt
+    the engine's state. A second one interrupts as usual, in case a step hangs."""
     pressed = False
 
     def on_interrupt(signum: int, frame: FrameType | None) -> None:
@@ -234,14 +234,14 @@ def _terminal_lines() -> Iterator[str]:
 
 
 def _prompt() -> str:
-    """Coloured unless $NO_COLOR is set. \\x01 and \\x02 tell readline that the codes take no room on the screen."""
+    """The prompt, coloured unless $NO_COLOR is set. \\x01 and \\x02 tell readline that the codes have no width."""
     return "> " if os.environ.get("NO_COLOR") else "\x01\x1b[1;36m\x02> \x01\x1b[0m\x02"
 
 
 def _remember_history() -> None:
     try:
         import readline
-    except ImportError:  # not on every platform; line editing is a comfort, not a need
+    except ImportError:  # not available on every platform; line editing is optional
         return
     from headway.cache_dir import cache_dir, is_kept, private_folder
 

@@ -1,7 +1,7 @@
-"""`headway demo`: a dozen requests of very different lengths share one batch, and one can watch them do it.
+"""`headway demo`: shows how a dozen requests of very different lengths share one batch.
 
-The KV cache and the token budget are small on purpose, so that everything that makes a batch interesting happens within
-seconds: requests wait, a long prompt is computed in chunks beside other requests' decodes, blocks fill up and free.
+The KV cache and the token budget are small on purpose, so that everything interesting happens within seconds: requests
+are queued, a long prompt is prefilled in chunks beside other requests' decodes, and blocks fill up and are freed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def demo_config(options: dict[str, Any]) -> EngineConfig:
-    """The engine's options: those given, over the demo's own. A memory size takes the place of the block count."""
+    """The engine's options: the given ones override the demo's. A given memory size replaces the block count."""
     defaults = {**DEFAULTS, "num_kv_blocks": None} if "kv_cache_memory" in options else DEFAULTS
     return EngineConfig.from_options(**{**defaults, **options})
 

@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class _Ended:
-    """What came of the prompts."""
+    """The results of the prompts."""
 
     outputs: list[RequestOutput]
     """In the order of the prompts."""
@@ -99,7 +99,7 @@ def _read_file(name: str) -> str:
 
 
 def _queue(engine: LLMEngine, prompts: list[str], params: SamplingParams, *, chat: bool) -> list[str]:
-    """Give the engine every prompt; the request ids in order."""
+    """Add every prompt to the engine. Returns the request ids in order."""
     order = []
     for index, prompt in enumerate(prompts):
         request_id = f"prompt-{index}"
@@ -119,7 +119,7 @@ def _run_profiled(
     arguments: argparse.Namespace,
     console: Console,
 ) -> _Ended:
-    """The same as `_run_to_end`, with a trace of some steps. An answer may end early, so the window begins early."""
+    """Run as `_run_to_end` does, and trace some steps. Answers may end early, so the traced window begins early."""
     ended: list[_Ended] = []
     profile_steps(
         engine.step,
@@ -133,7 +133,7 @@ def _run_profiled(
 
 
 def _run_to_end(engine: LLMEngine, order: list[str], printer: _TextPrinter | _JsonPrinter, step: Step) -> _Ended:
-    """Step until nothing is left; results are printed in the order of the prompts, each as early as that allows."""
+    """Step until all requests have ended. Results are printed in the order of the prompts, as soon as that allows."""
     finished: dict[str, RequestOutput] = {}
     errors: dict[str, str] = {}
     num_printed = 0
@@ -151,7 +151,7 @@ def _run_to_end(engine: LLMEngine, order: list[str], printer: _TextPrinter | _Js
 
 
 class _TextPrinter:
-    """A single completion streams as it comes; several are printed whole, under a heading each."""
+    """Prints text. A single completion is streamed; several are printed whole, each under a heading."""
 
     def __init__(self, num_prompts: int, params: SamplingParams) -> None:
         self._streams = num_prompts == 1 and params.n == 1 and params.detokenize and params.can_stream
@@ -177,7 +177,7 @@ class _TextPrinter:
 
 
 class _JsonPrinter:
-    """One object per line, with everything the Python API returns."""
+    """Prints one JSON object per line, with everything the Python API returns."""
 
     def progress(self, output: RequestOutput) -> None:
         pass

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headway.cli.kv_state import KVState
 
 MAP_PATIENCE_S = 3.0
-"""The map comes with a frame of its own, soon after the first; an engine amid a long step takes its time."""
+"""How long to wait for the map, which follows the first frame in a separate one, later if a step is long."""
 LEAST_INTERVAL_S = 0.1
 
 
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _first_whole(found: Iterator[KVState]) -> KVState:
-    """The first state with a map; without one if it takes too long."""
+    """The first state with a map, or a state without one if that takes too long."""
     from headway.cli.kv_state import ServerUnreachableError
 
     give_up_s = time.monotonic() + MAP_PATIENCE_S
@@ -101,7 +101,7 @@ def _write_page(state: KVState, file: Path, console: Console) -> None:
 
 
 def _watch(found: Iterator[KVState], console: Console, interval_s: float) -> None:
-    """One picture after another: in place on a terminal, below each other elsewhere."""
+    """Print each picture: in place on a terminal, one below the other elsewhere."""
     from rich.live import Live
 
     from headway.cli.kv_picture import KVPicture

@@ -1,7 +1,7 @@
 """The KV cache as text or as a page: a bar, the numbers, and a map with one sign per block.
 
-On a terminal blocks have the colours of the requests that hold them; elsewhere a request is a letter. The page stands
-for itself: no scripts, nothing to load, the colours of the server's own page.
+On a terminal blocks have the colours of the requests that hold them; elsewhere a request is a letter. The page is
+self-contained: it has no scripts, loads nothing, and uses the colours of the server's own page.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ASCII = {
 
 @dataclass(frozen=True)
 class KVPicture:
-    """One moment. Fits its width to the console that prints it."""
+    """Draws one state of the cache, as wide as the console that prints it."""
 
     state: KVState
 
@@ -173,7 +173,7 @@ _CLASSES = {Holder.FREE: "free", Holder.CACHED: "cached", Holder.SHARED: "shared
 
 
 def page(state: KVState, taken_at: datetime) -> str:
-    """The whole file."""
+    """The whole HTML file."""
     model = html.escape(state.model)
     head = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
@@ -232,6 +232,7 @@ def _html_cell(run: Run) -> str:
 
 
 def _hue(request: int) -> int:
-    """Neighbours in number are far apart, and none is as violet as what is shared; as in web/canvas.js."""
+    """The hue of a request, as in web/canvas.js. Consecutive numbers differ clearly, and none is the violet of shared
+    blocks."""
     turn = request * 0.381966 * 285 % 285
     return round(turn if turn < 225 else turn + 75)

@@ -1,4 +1,4 @@
-"""The KV cache of a running server, as its /live stream tells it: counts, rates, owners of blocks. No drawing."""
+"""The KV cache of a running server, read from its /live stream: counts, rates, owners of blocks. No drawing here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headway.server.live.batch_frames import CACHED, FREE, SHARED
 
 
 class Holder(enum.Enum):
-    """Who has a block."""
+    """What holds a block."""
 
     FREE = "free"
     CACHED = "cached"
@@ -30,13 +30,13 @@ class Run:
 
     holder: Holder
     request: int
-    """With `Holder.ONE`: the number of the request."""
+    """The number of the request, if the holder is `Holder.ONE`."""
     num_cells: int
 
 
 @dataclass(frozen=True)
 class BlockCells:
-    """The map. In large caches a cell stands for several blocks."""
+    """The map of the cache. In large caches a cell stands for several blocks."""
 
     runs: tuple[Run, ...]
     blocks_per_cell: int
@@ -44,7 +44,7 @@ class BlockCells:
 
 @dataclass(frozen=True)
 class KVState:
-    """One moment."""
+    """The state of the cache at one moment."""
 
     model: str
     block_size: int
@@ -54,7 +54,7 @@ class KVState:
     num_free_blocks: int
     num_host_blocks: int
     num_host_slots: int
-    """Blocks for which there is room in host memory; 0: there is no such tier."""
+    """The number of blocks that fit in host memory; 0: there is no host tier."""
     num_moved_out_blocks: int
     num_moved_in_blocks: int
     num_used_slots: int
@@ -69,14 +69,14 @@ class KVState:
     num_preemptions: int
     num_recomputed_tokens: int
     recent_hit_rate: float | None
-    """Over the last minute; None if nothing was looked up."""
+    """The prefix cache's hit rate over the last minute; None if nothing was looked up."""
     cells: BlockCells | None
-    """None if the server has not told yet."""
+    """None if the server has not sent the map yet."""
     is_caching: bool = True
 
     @property
     def hit_rate(self) -> float | None:
-        """Since the server's start."""
+        """The prefix cache's hit rate since the server's start."""
         return self.num_hit_tokens / self.num_queried_tokens if self.num_queried_tokens else None
 
     @property
@@ -92,13 +92,13 @@ class KVState:
 
     @property
     def host_text(self) -> str:
-        """What is in host memory, and what went there and back."""
+        """Text about the blocks in host memory, and those copied there and back."""
         moves = f"{self.num_moved_out_blocks:,} moved out, {self.num_moved_in_blocks:,} back"
         return f"{self.num_host_blocks:,} of {self.num_host_slots:,} blocks in host memory · {moves}"
 
 
 def states(events: Iterator[LiveEvent]) -> Iterator[KVState]:
-    """One state per frame. Frames tell the map only when it has changed."""
+    """Yields one state per frame. Frames include the map only when it has changed."""
     info: dict[str, Any] | None = None
     cells: BlockCells | None = None
     for name, data in events:
@@ -150,7 +150,7 @@ def _run(owner: int, num_cells: int) -> Run:
 
 
 TIMEOUT_S = 10.0
-"""A server that is well tells something every second."""
+"""How long to wait for an event. A healthy server sends one every second."""
 
 
 class ServerUnreachableError(HeadwayError):
@@ -158,15 +158,15 @@ class ServerUnreachableError(HeadwayError):
 
 
 class LiveEvent(NamedTuple):
-    """One event: "hello" tells what the engine is, "frame" how it is."""
+    """One event: "hello" describes the engine, "frame" gives its current state."""
 
     name: str
     data: dict[str, Any]
 
 
 def live_events(url: str, api_key: str | None) -> Generator[LiveEvent, None, None]:
-    """Events until the server ends the stream, which closing this one does too. `ServerUnreachableError` says what is
-    wrong, and what to do about it."""
+    """Yields events until the server ends the stream or the generator is closed. Raises `ServerUnreachableError`, which
+    says what is wrong and what to do about it."""
     address = _address(url)
     connection = _connect(address)
     try:

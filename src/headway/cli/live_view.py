@@ -1,4 +1,4 @@
-"""Drawing of a watched batch: a live picture on a terminal, plain lines elsewhere. Decides nothing, computes nothing.
+"""Draws a watched batch: a live picture on a terminal, plain lines elsewhere. It only draws what `BatchWatch` collects.
 
 header          model, step, time, speed
 requests        a row each; its strip has one column per step, shared by all rows, so that a column is a batch
@@ -33,7 +33,7 @@ COUNT_WIDTH = 18
 
 CHUNK_COLOUR = "orange1"
 DECODE_COLOUR = "turquoise2"
-# Told apart on dark and light backgrounds; owners of blocks and labels of rows use them in turn.
+# Distinguishable on dark and light backgrounds; block owners and row labels use them in turn.
 OWNER_COLOURS = (
     "deep_sky_blue1",
     "medium_purple1",
@@ -248,10 +248,10 @@ class PlainView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to put away."""
+        """Do nothing: there is no picture to remove."""
 
     def arrived(self, request: WatchedRequest) -> None:
-        """Mention it with the next step, if it has to wait."""
+        """Mention the request with the next step, if it is queued."""
         self._arrivals.append(request.name)
 
     def stepped(self, watch: BatchWatch) -> None:

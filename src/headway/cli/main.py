@@ -37,15 +37,15 @@ LISTED_LAST: Commands = {
 
 @cache
 def commands() -> Commands:
-    """All that there are: the engine's own, and those of installed packages, like the lab's. None of those takes the
-    place of one of the engine's."""
-    from importlib.metadata import entry_points  # not for the parent of `headway serve`, which loads next to nothing
+    """All commands: the engine's own, and those of installed packages, such as the lab's. A package's command cannot
+    replace one of the engine's."""
+    from importlib.metadata import entry_points  # imported late, because the parent of `headway serve` avoids imports
 
     found: dict[str, Command | CommandGroup] = {}
     for point in sorted(entry_points(group=ENTRY_POINTS)):
         try:
             found |= point.load()
-        except Exception as error:  # it is not ours
+        except Exception as error:  # another package's code may raise anything
             package = point.dist.name if point.dist else point.value
             print(f"headway: warning: commands of {package} cannot be loaded: {error}", file=sys.stderr)
     others = {name: command for name, command in found.items() if name not in OWN and name not in LISTED_LAST}
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("headway: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has left. Point stdout elsewhere, or Python complains once more at exit.
+        # The reader of our output has closed it. Redirect stdout, or Python prints another error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
 

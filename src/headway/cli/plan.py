@@ -1,4 +1,4 @@
-"""`headway plan`: what a model takes in memory, and how much it can serve in how much of it, without loading it."""
+"""`headway plan`: how much memory a model needs, and how much it can serve with given memory, without loading it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from headway.errors import ConfigError
 
 GPU_MEMORIES = (8, 12, 16, 24, 32, 40, 48, 80, 141)
 CPU_MEMORIES = (2, 4, 8, 16, 32, 64)
-"""GiB of devices that people have."""
+"""Common memory sizes in GiB, of GPUs and of machines without one."""
 SHORT_REQUEST = 4096
-"""Tokens of a request that most services see, besides the longest."""
+"""The length in tokens of a typical request, shown besides the longest."""
 _GIB = 2**30
 _OPTIONS = (
     "model", "draft_model", "load_format", "dtype", "quantization", "max_model_len", "gpu_memory_utilization",
     "kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens", "speculation", "max_draft_tokens", "device",
     "tensor_parallel_size",
 )  # fmt: skip
-"""Of the engine's, those that a plan depends on."""
+"""The engine options that a plan depends on."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,19 +59,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a model takes, in bytes."""
+    """The memory a model needs, in bytes."""
 
     on_cuda: bool
     formats: str
     num_parameters: int
     weight_bytes: int
     working_bytes: int
-    """Of the largest step, and what the device's libraries take."""
+    """The working memory of the largest step and of the device's libraries."""
     kv_dtype: str
     kv_bytes_per_token: int
     max_model_len: int
     num_ranks: int
-    """Devices, of which each takes so much."""
+    """The number of devices; each needs this much."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Fit:
 
     memory_bytes: int
     kv_bytes: int
-    """What is left for keys and values; 0: the weights do not fit."""
+    """The bytes left for the KV cache; 0: the weights do not fit."""
     num_tokens: int
     num_full_requests: float
     num_short_requests: float

@@ -48,7 +48,7 @@ def markdown() -> str:
 
 
 def plain_text() -> str:
-    """The same for a terminal."""
+    """The reference as plain text for a terminal."""
     lines: list[str] = []
     for section, specs in groupby(
         [*engine_flags(), *sampling_flags(without=SEED_CLASH)], key=lambda spec: spec.section

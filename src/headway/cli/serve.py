@@ -50,13 +50,13 @@ def run(arguments: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     for name in ("uvicorn", "httpx"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of each client that sends nonsense
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it logs a warning for each malformed request
     run_server(config, options, _say, begun_s=begun_s)
     return 0
 
 
 def server_config(options: dict[str, Any]) -> ServerConfig:
-    """From flags and the environment."""
+    """Build the server's options from flags and the environment."""
     several = {name: tuple(options[name]) for name in _REPEATABLE if name in options}
     if from_environment := os.environ.get(API_KEY_VARIABLE):
         several["api_key"] = (*several.get("api_key", ()), from_environment)
@@ -64,7 +64,7 @@ def server_config(options: dict[str, Any]) -> ServerConfig:
 
 
 def key_warnings(options: dict[str, Any]) -> list[str]:
-    """Where other users of this machine can read a key."""
+    """Warnings about keys that other users of this machine can read."""
     lines = []
     if "api_key" in options:
         lines.append(
@@ -105,4 +105,4 @@ def _say(line: str) -> None:
 
 _REPEATABLE = tuple(field.name for field in dataclasses.fields(ServerConfig) if isinstance(field.default, tuple))
 _TAKE_SEVERAL = frozenset({"served_model_name"})
-"""As vLLM has it: --served-model-name a b c."""
+"""Options that take several values at once, as in vLLM: --served-model-name a b c."""

@@ -1,13 +1,13 @@
-"""The parent of a front end: a small process that can be relied on, because it does next to nothing.
+"""The parent of a front end: a small process that is reliable because it does very little.
 
     headway serve ──► front end (HTTP) ──► engine processes, helpers          one process group, ended together
          │  ▲ ticks of its event loop, the listening socket
          │  └────────┘
-         └ signals go on to it; it is killed and started again when it stands still, and started again when it dies
+         └ passes signals on; kills and restarts a front end that is blocked, and restarts one that has died
 
-The parent knows no option: the front end reads the command line, and hands the listening socket over once it is bound.
-Connections that come while there is no front end wait in the socket's backlog for the next one. `front_end_rules` says
-when a front end is ended, and whether another follows.
+The parent reads no options: the front end reads the command line and hands over the listening socket once it is bound.
+Connections that arrive while there is no front end wait in the socket's backlog. `front_end_rules` decides when a front
+end is ended and whether another follows.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from headway.server.parent_link import (
 )
 
 LATE_S = TICK_S / 2
-"""A tick of the parent that is later than this does not count."""
+"""A tick of the parent that is later than this does not count against the front end."""
 ORPHAN_S = 3.0
-"""How long engines and helpers may take to end after a front end that has served; then they are killed."""
+"""How long engines and helpers may take to end after their front end, if it has served; then they are killed."""
 KILLED_S = 2.0
-"""How long the kernel may take to end what was killed."""
+"""How long the kernel may take to end killed processes."""
 LOOK_S = 0.02
 _PR_SET_CHILD_SUBREAPER = 36
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -50,7 +50,7 @@ MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGTSTP)
 
 
 class Parent:
-    """Runs front ends, one after the other, until one of them has ended for good."""
+    """Runs front ends, one after the other, until one ends without a restart."""
 
     def __init__(self, command: Sequence[str]) -> None:
         """`command` starts a front end."""
@@ -63,12 +63,12 @@ class Parent:
         self._is_stopping = False
 
     def run(self) -> int:
-        """Returns the exit code."""
+        """Run front ends until no restart follows. Returns the exit code."""
         self._take_signals()
         try:
             return self._run()
         finally:
-            signal.set_wakeup_fd(-1)  # the socket goes with this object, and orphans may still end
+            signal.set_wakeup_fd(-1)  # the socket closes with this object, and orphans may still end
 
     def _run(self) -> int:
         while True:
@@ -88,7 +88,7 @@ class Parent:
             self._num_restarts += 1
 
     def _accompany(self, front_end: FrontEnd) -> int:
-        """Until it has ended. Returns its status."""
+        """Watch a front end until it has ended. Returns its status."""
         tick_s = time.monotonic() + TICK_S
         while front_end.status is None:
             self._poll(tick_s)
@@ -102,7 +102,7 @@ class Parent:
             if order is Order.LEAVE:
                 return -signal.SIGKILL
             self._carry_out(order, front_end)
-        front_end.read()  # what it said last
+        front_end.read()  # its last messages
         return front_end.status
 
     def _carry_out(self, order: Order, front_end: FrontEnd) -> None:
@@ -114,7 +114,7 @@ class Parent:
             front_end.signal_group(signal.SIGKILL)
 
     def _end_group(self, front_end: FrontEnd) -> None:
-        """Nothing that a front end has started outlives it: neither its memory nor its GPUs are free before."""
+        """End every process that the front end started. Until then their memory and GPUs are not free."""
         now_s = time.monotonic()
         kill_s = now_s + (ORPHAN_S if front_end.watch.is_ready else 0.0)
         is_killed = False
@@ -131,7 +131,8 @@ class Parent:
     # ---- signals ----------------------------------------------------------------------------------------------------
 
     def _take_signals(self) -> None:
-        """All of them arrive as bytes on the wake-up socket. What was ignored, as SIGHUP by nohup, stays so."""
+        """Receive all signals as bytes on the wake-up socket. Ignored signals, such as SIGHUP under nohup, stay
+        ignored."""
         for end in (self._wakeup, self._waker):
             end.setblocking(False)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
@@ -141,14 +142,14 @@ class Parent:
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # inherited by the front end, which may write to the terminal
 
     def _poll(self, until_s: float) -> None:
-        """Take in what has happened, after waiting for it until then at most."""
+        """Wait for events until `until_s` at most, and handle them."""
         front_end = self._front_end
         poll = select.poll()
         poll.register(self._wakeup, select.POLLIN)
         if front_end is not None and front_end.is_connected:
             poll.register(front_end.connection, select.POLLIN)
         happened = dict(poll.poll(max(0.0, until_s - time.monotonic()) * 1e3))
-        # What the front end has said comes first: how a signal is passed on depends on whether it is ready.
+        # The front end's messages are read first: how a signal is passed on depends on whether it is ready.
         if front_end is not None and front_end.is_connected and front_end.connection.fileno() in happened:
             front_end.read()
             self._keep_listener(front_end)
@@ -161,7 +162,7 @@ class Parent:
             self._poll(until_s)
 
     def _keep_listener(self, front_end: FrontEnd) -> None:
-        """Until the end begins: then a connection that no front end will take must not wait for one."""
+        """Keep the listening socket until shutdown begins; then new connections must not wait for a front end."""
         if front_end.listener is not None:
             self._listener, front_end.listener = front_end.listener, None
         if front_end.watch.is_stopping and self._listener is not None:
@@ -187,7 +188,8 @@ class Parent:
             front_end.signal_group(signal.SIGCONT)
 
     def _reap(self) -> None:
-        """Whatever has ended: this process inherits orphans of the front end, as the first one of a container does."""
+        """Reap all ended children. This process inherits the front end's orphans, as a container's first process
+        does."""
         with contextlib.suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = found
@@ -196,8 +198,7 @@ class Parent:
 
 
 class FrontEnd:
-    """One life of the front end. It has its own process group, so that Ctrl-C in a terminal reaches the parent
-    alone."""
+    """One front-end process. It has its own process group, so that Ctrl-C in a terminal reaches only the parent."""
 
     def __init__(self, command: Sequence[str], listener: socket.socket | None, num_restarts: int) -> None:
         self.connection, theirs = socket.socketpair()
@@ -205,9 +206,9 @@ class FrontEnd:
         self.is_connected = True
         self.watch = FrontEndWatch()
         self.listener: socket.socket | None = None
-        """What it has handed over."""
+        """The listening socket that it has handed over."""
         self.status: int | None = None
-        """How it ended, as `subprocess` has it."""
+        """Its exit status, as in `subprocess`; None while it runs."""
         self._messages = MessageReader()
         inherited = [theirs.fileno(), -1 if listener is None else listener.fileno()]
         with theirs:
@@ -220,7 +221,7 @@ class FrontEnd:
         self.pid = self._process.pid
 
     def read(self) -> None:
-        """Take in what it says."""
+        """Read and handle its messages."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self.connection, 4096, 1)
         except BlockingIOError:
@@ -245,8 +246,8 @@ class FrontEnd:
                 self.watch.note_over()
 
     def stop(self, number: int) -> None:
-        """Ask it to stop. One that serves counts the requests itself: systemd sends SIGTERM to parent and front end,
-        which are not two wishes."""
+        """Ask it to stop. A serving front end decides which signals count as separate requests, because systemd sends
+        one SIGTERM to both the parent and the front end."""
         self.watch.note_stopping()
         if self.watch.is_ready and number != signal.SIGHUP:
             with contextlib.suppress(OSError):
@@ -255,22 +256,22 @@ class FrontEnd:
             self.signal(number)
 
     def signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended: its number may be another's by now."""
+        """Send it a signal, unless it has ended: its process id may belong to another process by now."""
         if self.status is None:
             os.kill(self.pid, number)
 
     def signal_group(self, number: int) -> bool:
-        """Send a signal to it and to all that it has started. Returns whether there is any such process."""
+        """Send a signal to it and to all processes it started. Returns whether there is any such process."""
         try:
             os.killpg(self.pid, number)
-        except (ProcessLookupError, PermissionError):  # macOS refuses where only ended processes are left
+        except (ProcessLookupError, PermissionError):  # macOS refuses if only ended processes are left
             return False
         return True
 
     def close(self) -> None:
-        """It has ended."""
+        """Release its resources after it has ended."""
         self.connection.close()
-        self._process.returncode = 0  # it was waited for here, not there
+        self._process.returncode = 0  # this module has already reaped it
         if self.listener is not None:
             self.listener.close()
 
@@ -281,7 +282,7 @@ def _say(line: str) -> None:
 
 
 def adopt_orphans() -> None:
-    """What a front end leaves behind becomes a child of this process, which waits for it when it ends. Only Linux can
-    do that; elsewhere, orphans are the first process's."""
+    """Make orphans of a front end children of this process, which then reaps them. Only Linux can do that; elsewhere
+    they go to the first process."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)

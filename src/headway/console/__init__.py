@@ -1,1 +1,1 @@
-"""What commands share: flags, tables and files, an engine that starts with a progress bar, a profile of its steps."""
+"""Parts that commands share: flags, tables and files, starting an engine with a progress bar, and profiling steps."""

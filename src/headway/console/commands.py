@@ -1,4 +1,4 @@
-"""A sub-command of `headway`, as main knows it before anything of it is loaded."""
+"""The record of a `headway` sub-command, which main reads before it loads the command's module."""
 
 from __future__ import annotations
 

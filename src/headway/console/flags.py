@@ -1,4 +1,4 @@
-"""Command-line flags made from the dataclasses that own the options, so that no option is written down twice.
+"""Command-line flags made from the dataclasses that own the options, so that no option is declared twice.
 
 An engine option is a field of a section of `headway.config`; a sampling option is a field of `SamplingParams`. The type
 hint decides how text becomes a value, the field's default is shown in the help, and a flag that is not given is left
@@ -26,7 +26,7 @@ from headway.errors import ConfigError, did_you_mean
 from headway.sampling_params import SamplingParams
 
 SEED_CLASH = frozenset({"seed"})
-"""Sampling fields that commands leave out: the engine's own --seed already seeds every request of a command."""
+"""Sampling fields that commands leave out: the engine's --seed already seeds every request of a command."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class FlagSpec:
     """Whether a repeatable flag takes several values at once."""
     is_switch: bool = False
     is_engines: bool = False
-    """Whether it is an option of the engine, which many commands take and few people look for in their help."""
+    """Whether it is an option of the engine. Many commands take these, but only `--help-all` shows them."""
 
     @property
     def flag(self) -> str:
@@ -53,14 +53,14 @@ class FlagSpec:
 
     @property
     def usage(self) -> str:
-        """What may be written, values included where they are few."""
+        """The flag, with its --no- form if it is a switch, or with its choices if it has some."""
         if self.is_switch:
             return f"{self.flag} or --no-{self.flag.removeprefix('--')}"
         return f"{self.flag} {'|'.join(self.choices)}" if self.choices else self.flag
 
     @property
     def default_text(self) -> str:
-        """The default as help shows it; empty where the help sentence already explains what happens without one."""
+        """The default as help shows it; empty if the help sentence already explains what happens without a value."""
         if self.default is None or self.repeatable:
             return ""
         if isinstance(self.default, bool):
@@ -69,7 +69,7 @@ class FlagSpec:
 
 
 def engine_flags(defaults: Mapping[str, Any] | None = None) -> list[FlagSpec]:
-    """Every option of the engine. `defaults` replaces what the help shows where a command sets its own."""
+    """Every option of the engine. `defaults` are the command's own defaults, which the help shows instead."""
     specs = []
     for section, field in iter_options():
         hint = typing.get_type_hints(section)[field.name]
@@ -117,8 +117,8 @@ def sampling_flags(defaults: Mapping[str, Any] | None = None, *, without: Collec
 
 
 def add_flags(parser: argparse.ArgumentParser, specs: list[FlagSpec]) -> None:
-    """Give `parser` these flags, grouped by section; those not given on the command line stay out of the namespace.
-    The engine's are left to `--help-all`."""
+    """Add these flags to `parser`, grouped by section. Flags that are not given stay out of the namespace. Only
+    `--help-all` shows the engine's flags."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for spec in specs:
         if spec.section not in groups:
@@ -146,7 +146,7 @@ def add_flags(parser: argparse.ArgumentParser, specs: list[FlagSpec]) -> None:
 
 
 def with_shape_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
-    """These options, over what a built-in shape needs beside its name: it has no weights but random ones."""
+    """These options, with the defaults that a built-in shape needs, because it has only random weights."""
     if options.get("model") is None:
         return dict(options)
     from headway.loader.dummy import BUILTIN_SHAPES
@@ -158,7 +158,7 @@ def with_shape_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
 def chosen(
     namespace: argparse.Namespace, specs: list[FlagSpec], defaults: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The options that were given, over the command's own defaults; everything else is left to the dataclass."""
+    """The given options, which override the command's own defaults. The dataclass supplies all other defaults."""
     given = {spec.name: getattr(namespace, spec.name) for spec in specs if hasattr(namespace, spec.name)}
     if "logit_bias" in given:
         given["logit_bias"] = dict(given["logit_bias"])
@@ -177,7 +177,7 @@ class CommandParser(argparse.ArgumentParser):
         self._only_in_help_all: list[tuple[argparse.Action, str | None]] = []
 
     def leave_to_help_all(self, action: argparse.Action) -> None:
-        """Keep an option out of `--help`, which then names `--help-all`."""
+        """Hide an option from `--help`, which then mentions `--help-all`."""
         if not self._only_in_help_all:
             self.add_argument(
                 "--help-all",
@@ -188,7 +188,7 @@ class CommandParser(argparse.ArgumentParser):
         action.help = argparse.SUPPRESS
 
     def print_help_all(self) -> None:
-        """The help with every option."""
+        """Print the help with every option."""
         for action, text in self._only_in_help_all:
             action.help = text
         self.print_help()
@@ -205,7 +205,8 @@ class CommandParser(argparse.ArgumentParser):
         return namespace
 
     def _refuse_former_spellings(self, arguments: list[str]) -> None:
-        """Name what an option is called now, and how one is written that once had "on" or "off" behind it."""
+        """Refuse former spellings, with an error that gives the present one: renamed options, and switches with "on" or
+        "off" after them."""
         known = self._option_string_actions
         for argument, after in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
             flag, equals, value = argument.partition("=")
@@ -234,7 +235,7 @@ class _HelpAll(argparse.Action):
 
 
 def count(least: int, most: int = 10**12) -> Callable[[str], int]:
-    """A flag's type: a whole number, at least and at most so large."""
+    """A flag's type: a whole number from `least` to `most`."""
 
     def convert(text: str) -> int:
         if not text.isascii() or not text.isdigit() or (len(text) < 18 and int(text) < least):
@@ -247,8 +248,8 @@ def count(least: int, most: int = 10**12) -> Callable[[str], int]:
 
 
 def parse_number(text: str, *, may_be_infinite: bool = False) -> float:
-    """The number that a text on the command line stands for; `ValueError` for any text that is none, NaN included. All
-    numbers with a fraction are read here, so that none that cannot be compared or added comes further."""
+    """The number that a text on the command line stands for. Raises `ValueError` for any other text, NaN included. All
+    fractional numbers are read here, so that no NaN goes further."""
     value = float(text)
     if math.isnan(value) or (math.isinf(value) and not may_be_infinite):
         raise ValueError(f"'{text}' is not a finite number")
@@ -258,7 +259,7 @@ def parse_number(text: str, *, may_be_infinite: bool = False) -> float:
 def number(
     least: float = -math.inf, most: float = math.inf, *, is_above: bool = False, may_be_infinite: bool = False
 ) -> Callable[[str], float]:
-    """A flag's type: a number from `least` to `most`; `is_above`: `least` itself is too little."""
+    """A flag's type: a number from `least` to `most`. With `is_above`, `least` itself is too small."""
     bounds = [f"above {least:g}" if is_above else f"of at least {least:g}"] if least > -math.inf else []
     bounds += [f"of at most {most:g}"] if most < math.inf else []
 
@@ -276,11 +277,11 @@ def number(
 
 positive = number(0.0, is_above=True)
 arrival_rate = number(0.0, is_above=True, may_be_infinite=True)
-"""The type of flags for rates: inf means that all requests are there at once."""
+"""The type of flags for rates: inf means that all requests arrive at once."""
 
 
 def is_switch(hint: Any) -> bool:
-    """Whether a field of this type is on or off."""
+    """Whether a field of this type is a switch."""
     return _unwrap_optional(hint)[0] is bool
 
 
@@ -308,7 +309,7 @@ def _metavar(hint: Any) -> str | None:
 
 
 def converter(hint: Any) -> Callable[[str], Any]:
-    """How the text of a flag becomes a value of this type."""
+    """The function that converts a flag's text to a value of this type."""
     plain, optional = _unwrap_optional(hint)
     kind: type = plain if plain in (int, float, str, bool) else (int if "int" in str(plain) else str)
     if kind is str:
@@ -329,7 +330,7 @@ def converter(hint: Any) -> Callable[[str], Any]:
 
 
 def _on_or_off(text: str) -> bool:
-    """Where a value stands for a switch, as in a list of values to try."""
+    """Convert the text of a switch that is given as a value, as in a list of values to try."""
     if text.lower() not in _SWITCH_VALUES:
         raise argparse.ArgumentTypeError(f"'{text}' is neither true nor false")
     return _SWITCH_VALUES[text.lower()]
@@ -363,7 +364,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 @functools.cache
 def _field_docs(record: type) -> dict[str, str]:
-    """The string under each field of a dataclass. Python drops these, so they are read from the source."""
+    """The docstring under each field of a dataclass. Python drops these, so they are read from the source."""
     class_node = ast.parse(textwrap.dedent(inspect.getsource(record))).body[0]
     assert isinstance(class_node, ast.ClassDef)
     docs: dict[str, str] = {}

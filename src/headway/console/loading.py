@@ -1,6 +1,6 @@
-"""Start an engine with a progress bar on the terminal, then say how its memory is divided.
+"""Starts an engine with a progress bar on the terminal, then prints how its memory is divided.
 
-Everything here goes to stderr, so that stdout carries answers only.
+Everything here is written to stderr, so that stdout has only answers.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def stderr_console() -> Console:
-    """The console of everything that is not an answer."""
+    """The console for all output that is not an answer."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def load_engine(config: EngineConfig, console: Console, *, quiet: bool = False, warm: bool = False) -> LLMEngine:
-    """Build the engine, showing progress, and print the memory plan; of these, `quiet` leaves the bar on a terminal.
+    """Build the engine, showing progress, and print the memory plan. With `quiet`, only a bar on a terminal is shown.
 
-    `warm`: as a server's, which is ready only when no step is slow for being the first of its kind.
+    With `warm`, the engine is warmed up as for a server, so that no step is slow because it is the first of its kind.
     """
     started = time.monotonic()
     engine = _load_with_bar(config, console) if console.is_terminal else _load_with_lines(config, is_shown=not quiet)
@@ -62,12 +62,12 @@ def _load_with_bar(config: EngineConfig, console: Console) -> LLMEngine:
 
 
 def model_title(config: EngineConfig) -> str:
-    """The model, as headers name it."""
+    """The model's name for headers."""
     from headway.loader.embedded import MODEL_NAME
 
     return (config.model.model or MODEL_NAME).rstrip("/").rsplit("/", 1)[-1]
 
 
 def stdin_is_terminal() -> bool:
-    """False also where there is no stdin at all."""
+    """Whether stdin is a terminal; False if there is no stdin."""
     return sys.stdin is not None and sys.stdin.isatty()

@@ -11,7 +11,7 @@ from headway.errors import ConfigError
 
 
 def write_json(path: str | Path, result: object) -> None:
-    """`ConfigError` if it cannot be written."""
+    """Write the file. Raises `ConfigError` if it cannot be written."""
     try:
         Path(path).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
@@ -19,7 +19,7 @@ def write_json(path: str | Path, result: object) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """`ConfigError` if it cannot be written."""
+    """Write the file. Raises `ConfigError` if it cannot be written."""
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
@@ -27,7 +27,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def check_writable(*paths: str | Path | None) -> None:
-    """Fail before the measurement and not after it, if a result has nowhere to go."""
+    """Raise before a measurement begins if its result files cannot be written."""
     for path in paths:
         if path is None:
             continue
@@ -41,7 +41,7 @@ def check_writable(*paths: str | Path | None) -> None:
 
 
 def print_table(titles: list[str], rows: list[list[str]], *, file: Any = None) -> None:
-    """The first column on the left, numbers on the right, whatever the width of the terminal."""
+    """Print a table with the first column left-aligned and numbers right-aligned, for any width of the terminal."""
     widths = [max(len(row[column]) for row in [titles, *rows]) for column in range(len(titles))]
     for row in [titles, *rows]:
         cells = [

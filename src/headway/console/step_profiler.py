@@ -30,15 +30,15 @@ Step = Callable[[], "EngineStep"]
 """One step of the engine, or of a profiler or meter around it."""
 
 WARMUP_STEPS = 3
-"""Steps under the profiler before the window, thrown away: its first ones cost extra."""
+"""Profiled steps before the window that are discarded, because a profiler's first steps are slower."""
 DEFAULT_NUM_STEPS = 30
 LATEST_FIRST_STEP = 50
-"""Where the window begins if the length of the run is not known."""
+"""The first step of the window if the length of the run is not known."""
 _QUIET_LOG_LEVEL = "99"
 
 
 class StepProfiler:
-    """Stands in for `engine.step`. Outside of its window it costs a comparison."""
+    """Replaces `engine.step`. Outside its window it costs one comparison."""
 
     def __init__(self, step: Step, *, first_step: int, num_steps: int = DEFAULT_NUM_STEPS) -> None:
         self._step = step
@@ -73,7 +73,7 @@ class StepProfiler:
         return step
 
     def finish(self) -> dict[str, Any]:
-        """The trace, as JSON that `write_trace` takes. An error if the run ended before the window began."""
+        """The trace, as JSON for `write_trace`. Raises an error if the run ended before the window began."""
         if self._profile is not None:
             self._stop()
         if self._exported is None or not self._recorder.spans:
@@ -100,7 +100,7 @@ class StepProfiler:
         self._profile.start()
 
     def _stop(self) -> None:
-        """Close the window. Kernels that are still under way belong to its last step."""
+        """Close the window. Kernels that are still running belong to its last step."""
         import torch
 
         record_into(None)
@@ -117,7 +117,7 @@ class StepProfiler:
 
 
 def first_step_of(num_expected_steps: int) -> int:
-    """Where a window begins in a run of so many steps: a third into it, past the start and before the end."""
+    """The first step of the window in a run of this many steps: a third into the run."""
     return num_expected_steps // 3
 
 
@@ -128,7 +128,7 @@ def _annotation(name: str) -> Any:
 
 
 def add_profile_flags(parser: argparse.ArgumentParser, where: str) -> None:
-    """`--profile` and how long it watches."""
+    """Add `--profile` and the flag for the number of profiled steps."""
     parser.add_argument("--profile", metavar="FILE", help=f"Write a Chrome trace of some steps {where}, and sum it up.")
     parser.add_argument(
         "--profile-steps",
@@ -142,7 +142,7 @@ def add_profile_flags(parser: argparse.ArgumentParser, where: str) -> None:
 def profile_steps(
     step: Step, run: Callable[[Step], object], *, path: str, first_step: int, num_steps: int, console: Console
 ) -> None:
-    """Call `run` with a watched `step`, write the trace to `path` and print its summary."""
+    """Call `run` with a profiled `step`, write the trace to `path` and print its summary."""
     from headway.console.step_summary import print_summary
     from headway.console.step_trace import parse_trace, summarise, write_trace
 

@@ -1,4 +1,4 @@
-"""Where the time of profiled steps went, as a table."""
+"""Prints the time of profiled steps as a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headway.console.step_trace import MAX_KERNELS, StepSummary, TimeShare
 
 
 def print_summary(console: Console, summary: StepSummary) -> None:
-    """Where the time of the profiled steps went."""
+    """Print how the time of the profiled steps was spent."""
     what = "kernels" if summary.has_kernels else "torch operators"
     console.print(Text(f"\nprofile of {summary.num_steps} steps: {summary.step_us:,.0f} µs a step", style="bold"))
     if not summary.has_kernels:

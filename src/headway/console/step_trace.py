@@ -1,8 +1,8 @@
 """Chrome traces of steps: torch's export with the engine's own spans on a track of their own, and its summary.
 
 While a profile runs, each span of `headway.tracing` is also an annotation of torch's profiler, under a prefixed name.
-So host spans and kernels share torch's clock, and its exporter writes both. Here the annotations leave the crowded
-track of their thread for one named "headway", the top one, where a viewer shows the steps and what they are made of.
+So host spans and kernels share torch's clock, and its exporter writes both. This module moves the annotations from the
+crowded track of their thread to a track named "headway" at the top, where a viewer shows the steps and their parts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headway.errors import ConfigError, HeadwayError
 from headway.tracing import HostSpan
 
 SPAN_PREFIX = "headway."
-"""Before the name of a span while it is one of torch's annotations."""
+"""The prefix of a span's name in torch's annotations."""
 SPAN_CATEGORY = "headway"
 STEP_SPAN = "step"
 """The span around a whole step of the engine."""
@@ -28,14 +28,14 @@ STEP_SPAN = "step"
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 HOST_OPERATOR_CATEGORY = "cpu_op"
 
-# A process id that no process has, so that the track cannot fall together with a real one.
+# A process id that no process has, so that the track cannot coincide with a real one.
 _TRACK = 1_000_000_007
 _TRACK_NAME = "headway"
 
 OTHER = "other"
 
-# The first pattern that fits decides: attention kernels are often built of matmul templates, fused linear layers carry
-# the name of the norm in front of them. Words at a name's start are those of our own kernels.
+# The first matching pattern decides: attention kernels are often built from matmul templates, and fused linear layers
+# carry the name of the norm before them. Patterns at a name's start match Headway's own kernels.
 _PATTERNS: Mapping[str, str] = {
     "attention": r"attn|attention|flash|fmha|paged|^decode_|^prefill_|^merge_",
     "sampling": r"sampl|argmax|gumbel|multinomial|topk|top_k|sort|softmax|^_pick|^_threshold|^_edit|^_penalty",
@@ -51,7 +51,7 @@ MAX_KERNELS = 12
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """Something that took time. Microseconds on the trace's clock."""
+    """A timed event. Times are microseconds on the trace's clock."""
 
     name: str
     start_us: float
@@ -65,10 +65,10 @@ class TraceEvent:
 
 @dataclass(frozen=True)
 class Trace:
-    """The part of a trace that is summed up and drawn, each list in order of time."""
+    """The parts of a trace that are summarised and drawn. Each list is in order of time."""
 
     spans: Sequence[TraceEvent]
-    """The engine's own."""
+    """The engine's own spans."""
     kernels: Sequence[TraceEvent]
     """Kernels and copies of the device."""
     operators: Sequence[TraceEvent]
@@ -80,12 +80,12 @@ class Trace:
 
     @property
     def has_kernels(self) -> bool:
-        """Whether a device was at work; else the host's operators stand for it."""
+        """Whether device kernels were recorded; otherwise the host's operators are used instead."""
         return bool(self.kernels)
 
     @property
     def computing(self) -> Sequence[TraceEvent]:
-        """What did the arithmetic: kernels, or on a CPU the operators."""
+        """The events that did the arithmetic: kernels, or torch operators on a CPU."""
         return self.kernels or self.operators
 
 
@@ -104,7 +104,7 @@ def move_spans(raw: dict[str, Any], recorded: Sequence[HostSpan]) -> dict[str, A
 
 
 def write_trace(path: str, raw: dict[str, Any]) -> None:
-    """Write what Perfetto and chrome://tracing open."""
+    """Write a trace file for Perfetto and chrome://tracing."""
     try:
         Path(path).write_text(json.dumps(raw), encoding="utf-8")
     except OSError as error:
@@ -123,7 +123,7 @@ def read_trace(path: str) -> Trace:
 
 
 def parse_trace(raw: dict[str, Any]) -> Trace:
-    """Sort the events of a trace into what did what."""
+    """Sort the events of a trace into spans, kernels and operators."""
     by_category: dict[str, list[TraceEvent]] = defaultdict(list)
     for event in raw["traceEvents"]:
         if event.get("ph") == "X":
@@ -143,7 +143,7 @@ def _is_span(event: dict[str, Any]) -> bool:
 
 
 def _is_shadow(event: dict[str, Any]) -> bool:
-    """torch repeats annotations on the device's tracks, stretched over the kernels they launched."""
+    """Whether this is torch's copy of an annotation on a device track, stretched over the kernels it launched."""
     return event.get("cat") == "gpu_user_annotation" and str(event["name"]).startswith(SPAN_PREFIX)
 
 
@@ -204,7 +204,7 @@ def short_name(name: str, width: int = 56) -> str:
 
 @dataclass(frozen=True)
 class TimeShare:
-    """What one name cost, per step."""
+    """The time of one name per step."""
 
     name: str
     kind: str
@@ -275,7 +275,7 @@ def _clip(event: TraceEvent, start_us: float, end_us: float) -> TraceEvent | Non
 
 
 def _union(events: Iterable[TraceEvent]) -> list[tuple[float, float]]:
-    """The stretches of time in which something ran, in order."""
+    """The intervals in which any of the events ran, in order."""
     merged: list[tuple[float, float]] = []
     for event in sorted(events, key=lambda event: event.start_us):
         if merged and event.start_us <= merged[-1][1]:

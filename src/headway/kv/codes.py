@@ -1,7 +1,7 @@
-"""What a scaled format of the cache stores: codes and scales, and the numbers that they stand for.
+"""The scaled formats of the KV cache: how numbers become codes and scales, and how these are read back.
 
-Nothing but the vector of one token and head is looked at, so what is stored for a token does not depend on the batch,
-on chunking, or on which kernel wrote it: `encode` states the arithmetic to the bit, and the kernels follow it. Keys are
+The encoding uses only the vector of one token and head, so a token's stored bytes do not depend on the batch, on
+chunking, or on which kernel wrote them: `encode` defines the arithmetic to the bit, and the kernels follow it. Keys are
 encoded after rotation. Two 4-bit codes share a byte: dimension 2 i in the low half, 2 i + 1 in the high half, each as
 code + 8.
 """
@@ -22,7 +22,7 @@ def plain_format(dtype: torch.dtype) -> KVFormat:
 
 
 def stored_dtype(numbers: Numbers) -> torch.dtype:
-    """Of the stored tensor."""
+    """The dtype of the stored tensor."""
     dtype: torch.dtype = getattr(torch, numbers.stored_as)
     return dtype
 
@@ -34,7 +34,7 @@ def encode(numbers: Numbers, x: Tensor) -> tuple[Tensor, Tensor | None]:
     x = x.float()
     scale = (x.abs().amax(-1) * _reciprocal(numbers.largest)).to(SCALE_DTYPE)
     inverse = torch.where(scale == 0, 0.0, 1.0 / scale.float())
-    # The scale of a row with a NaN is NaN, and makes the whole row one; its codes mean nothing.
+    # The scale of a row with a NaN is NaN, so the whole row reads as NaN and its codes mean nothing.
     levels = (x * inverse.unsqueeze(-1)).clamp(-numbers.largest, numbers.largest).nan_to_num(-numbers.largest)
     dtype = stored_dtype(numbers)
     if dtype.is_floating_point:
@@ -47,7 +47,7 @@ def encode(numbers: Numbers, x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def decode(numbers: Numbers, stored: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """What `encode` gave, as numbers of `dtype` [..., head_dim]."""
+    """Turn the results of `encode` back into numbers of `dtype` [..., head_dim]."""
     if scale is None:
         return stored.to(dtype)
     if numbers.dims_per_element == 1:
@@ -58,5 +58,5 @@ def decode(numbers: Numbers, stored: Tensor, scale: Tensor | None, dtype: torch.
 
 
 def _reciprocal(largest: float) -> float:
-    """1 / largest as a float32: kernels multiply by it, since their divisions may not round alike."""
+    """1 / largest as a float32. Kernels multiply by it, because their divisions may round differently."""
     return float(torch.tensor(1.0 / largest, dtype=torch.float32))

@@ -4,19 +4,19 @@ Writing: a row is encoded from two parts that need not lie in the order of its d
 works on, or the even and the odd dimensions that share bytes in a 4-bit row. LARGEST is the largest code: 127, 448 or
 7.
 
-Reading: decoding is bound by memory only if a code costs few instructions. Keys are read along their dimensions, as the
-matrix unit wants them. Values are read across tokens, and the instruction that turns a tile over knows elements of 16
-bits only; bytes it would have to fetch one by one. So values are taken as words of 16 bits, of which each holds the
-codes of 2 or 4 neighbouring dimensions, and the result is kept in so many parts, part i with the dimensions i, i + n,
+Reading: decoding is bound by memory only if converting a code takes few instructions. Keys are read along their
+dimensions, as the matrix unit needs them. Values are read across tokens, and the instruction that transposes a tile
+supports only elements of 16 bits; bytes would be fetched one by one. So values are read as 16-bit words, each holding
+the codes of n = 2 or 4 neighbouring dimensions, and the result is kept in n parts: part i has the dimensions i, i + n,
 i + 2 n …
 
     word      d0 d1 | d2 d3 | d4 d5          8-bit codes: 2 parts
     part 0    d0      d2      d4
     part 1       d1      d3      d5
 
-`code_type` is the dtype of the cache's values: int8, float8e4nv, or uint8 for two codes of 4 bits. What follows is
-written twice where it matters: in PTX for the GPU, where a few instructions convert four codes at once,
-and in plain Triton for the interpreter and for float32.
+`code_type` is the dtype of the cache's values: int8, float8e4nv, or uint8 for two codes of 4 bits. Speed-critical
+conversions are written twice: in PTX for the GPU, where a few instructions convert four codes at once, and in plain
+Triton for the interpreter and for float32.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs

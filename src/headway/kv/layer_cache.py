@@ -3,16 +3,16 @@
     k [num_blocks, num_kv_heads, head_dim, block_size]
     v [num_blocks, num_kv_heads, block_size, head_dim]
 
-That is how they are indexed, everywhere. The keys are stored in one of two ways. On the CPU as written: the scores of
-one query against a block's tokens are read contiguously over tokens. On CUDA token by token (`token_major`), like the
-values, as a transposed view: a token's key is contiguous, which a matrix unit reads and a thread block writes in whole
-lines. Code that goes by indices or strides need not know.
+All code indexes them this way, but keys are stored in one of two layouts. On the CPU the layout is as written, so that
+the scores of one query against a block's tokens are read contiguously over tokens. On CUDA keys are stored token by
+token (`token_major`), like the values, and k is a transposed view: a token's key is contiguous, which suits both matrix
+units and writes. Code that uses indices or strides does not depend on the layout.
 
 The cache of a scaled format holds codes in k and v, where two dimensions may share an element, and beside them
 
     scales [num_blocks, num_kv_heads, block_size, 2]    of the key and of the value, float16
 
-A token lives in slot = block_id * block_size + offset. The i-th token of request r is in block
+A token is in slot = block_id * block_size + offset. The i-th token of request r is in block
 block_table[r, i // block_size] at offset i % block_size. `Ops.rope_write_kv` fills the cache; backends only read it.
 """
 
@@ -37,13 +37,13 @@ class LayerKVCache:
     """Keys and values of one layer, for all requests (layout above)."""
 
     format: KVFormat
-    """In which numbers they are stored."""
+    """The number format of the stored keys and values."""
     k: Tensor
     v: Tensor
     scales: Tensor | None = None
-    """The scale of a token's key and that of its value lie side by side, so that one load brings both."""
+    """The scales of a token's key and value are side by side, so that one load reads both."""
     not_finite: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int32))
-    """On the CPU: becomes 1 when a float16 is written that is NaN or infinite. Until then kernels read faster."""
+    """On the CPU: becomes 1 once a NaN or infinite float16 is written. Until then kernels use a faster read."""
 
     @staticmethod
     def zeros(
@@ -56,7 +56,8 @@ class LayerKVCache:
         device: torch.device | str = "cpu",
         token_major: bool | None = None,
     ) -> LayerKVCache:
-        """An empty cache of `num_blocks` blocks. `token_major`: see above; `None` is what the device reads best."""
+        """An empty cache of `num_blocks` blocks. `token_major` is explained above; `None` picks the device's best
+        layout."""
         format = dtype if isinstance(dtype, KVFormat) else plain_format(dtype)
         zeros = _untouched_zeros if torch.device(device).type == "cpu" else torch.zeros
         if token_major is None:
@@ -74,7 +75,7 @@ class LayerKVCache:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that belongs to a block: its number is the first index of each."""
+        """All tensors of the cache. A block's number is the first index of each."""
         return [self.k, self.v] if self.scales is None else [self.k, self.v, self.scales]
 
     @property
@@ -123,7 +124,7 @@ class LayerKVCache:
 
 
 def _untouched_zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Zeros on the CPU that take memory only where they are written: the operating system's own zero pages."""
+    """Zeros on the CPU that take memory only once they are written: the operating system's zero pages."""
     num_bytes = math.prod(shape) * dtype.itemsize
     memory = np.zeros(num_bytes + _PAGE_BYTES, dtype=np.uint8)  # torch.zeros would write every page
     start = -memory.ctypes.data % _PAGE_BYTES

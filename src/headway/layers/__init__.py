@@ -1,4 +1,4 @@
-"""What decoder layers are made of: kinds of `Linear`, kinds of `Mlp`, the `Ops` vocabulary and its implementations."""
+"""The parts of decoder layers: kinds of `Linear`, kinds of `Mlp`, the `Ops` interface and its implementations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def create_ops(name: str, *, device: torch.device | str, dtype: torch.dtype) -> Ops:
-    """Build the named implementation. Which one a device and a dtype want is settled by `headway.worker.formats`."""
+    """Build the named implementation. `headway.worker.formats` decides which one suits a device and a dtype."""
     device = torch.device(device)
     if name not in OPS_NAMES:
         raise ConfigError(f"unknown ops {name!r}; valid names are {', '.join(OPS_NAMES)}")
@@ -54,10 +54,10 @@ def _triton_ops(device: torch.device, dtype: torch.dtype) -> Ops:
 
 
 class LinearFactory:
-    """Which kind of `Linear` a weight becomes, in a model whose `Ops` are `kernels`.
+    """Chooses the kind of `Linear` for each weight, in a model whose `Ops` are `kernels`.
 
-    quantization: what float weights are quantised to, or `none`. `keeps_stored`: weights that the checkpoint has as
-    codes and scales stay so where there is a kernel for them; otherwise they are taken as the floats they stand for.
+    `quantization` is the format that float weights are quantised to, or `none`. With `keeps_stored`, weights that the
+    checkpoint stores as codes and scales stay so if there is a kernel for them; otherwise they become floats.
     """
 
     def __init__(
@@ -86,20 +86,20 @@ class LinearFactory:
 
     @property
     def scales_whole_rows(self) -> bool:
-        """Whether float weights get codes whose scales depend on all inputs of a row, or on where groups begin."""
+        """Whether float weights get scales that depend on all inputs of a row, or on where groups begin."""
         return self._make == self._triton and self._quantization != "none"
 
     def quantised(self, weight: Tensor) -> QuantizedWeight:
-        """The codes that a float weight becomes."""
+        """Quantise a float weight."""
         return quantise(weight, self._quantization)
 
     def linear(self, weight: Weight, bias: Tensor | None) -> Linear:
-        """A layer of the decoder."""
+        """Build a linear layer of the decoder."""
         return self._make(weight, bias)
 
     def head(self, weight: Weight) -> Linear:
-        """The layer that makes logits, which suffers most from few bits. On CUDA it is quantised only if the
-        checkpoint's is; on a CPU, to 8 bits at least."""
+        """Build the output layer, which loses most accuracy with few bits. On CUDA it is quantised only if the
+        checkpoint stores it so; on a CPU it keeps at least 8 bits."""
         if self._make == self._triton and isinstance(weight, Tensor):
             return self._float(weight, None)
         if self._make == self._native and self._quantization == "int4" and isinstance(weight, Tensor):
@@ -112,7 +112,7 @@ class LinearFactory:
         from headway.layers.native_ops import Float32Linear, Int4Linear, Int8Linear
 
         if self._quantization == "int4" and isinstance(weight, Tensor):
-            weight = quantise(weight, "int4", groups=(32,))  # the kernels have a scale for each 32 anyway
+            weight = quantise(weight, "int4", groups=(32,))  # the kernels store a scale for each 32 inputs anyway
         if isinstance(weight, QuantizedWeight) and Int4Linear.takes(weight):
             return Int4Linear(weight, bias)
         if self._quantization == "none":

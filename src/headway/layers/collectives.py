@@ -1,15 +1,15 @@
-"""What the ranks of a model do together: sum partial products, and put pieces of logits side by side.
+"""The collective operations between the ranks of a model: summing partial products and gathering logits.
 
     threads            ranks that are threads of one process, for tests
     shared-memory      processes of one machine, on its CPU
-    gloo               the same over sockets, where the native kernels are not
+    gloo               the same over sockets, if the native kernels are missing
     nccl               processes with a GPU each
     symmetric-memory   processes that share a GPU, which NCCL refuses
-    none               one rank alone: what is missing is taken as zero, to measure a shard without its peers
+    none               one rank alone: missing parts count as zero, to measure a shard without its peers
 
-All ranks call the same methods in the same order, and get the same bits: every sum is added up in one order. So they
-compute the same logits, and since a draw depends on the request's seed and the position only, choose the same tokens
-without telling each other.
+All ranks call the same methods in the same order and get the same bits, because every sum is added up in one order. So
+they compute the same logits. A draw depends only on the request's seed and the position, so they also choose the same
+tokens without communicating.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from headway import native
 from headway.layers.linear import AfterNorm, Delta, IntoResidual, Linear, Norm
 
 _TIMEOUT_S = 600.0  # a first step may compile kernels on one rank and find them on another
-_PLACE_BYTES = 2**20  # what a rank hands over at a time
+_PLACE_BYTES = 2**20  # the most that a rank exchanges at a time
 _MEETING_S = 60.0  # ranks that have started find each other within this
-_FLAG_BYTES = 256  # of memory that ranks share: how often each of them has come
+_FLAG_BYTES = 256  # of shared memory: a counter of each rank's arrivals
 
 
 class Collectives(ABC):
-    """One rank's end. Called by one thread."""
+    """One rank's side of the collectives. Called by one thread."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -48,17 +48,17 @@ class Collectives(ABC):
 
     @abstractmethod
     def all_gather(self, x: Tensor) -> Tensor:
-        """[size, *x.shape]: that of each rank."""
+        """The tensors of all ranks: [size, *x.shape]."""
 
     def abort(self) -> None:  # noqa: B027 - most have nothing to do
-        """Let calls that wait for a rank which will not come end with an error. Called by any thread."""
+        """Make calls that wait for a missing rank fail with an error. Called by any thread."""
 
     def close(self) -> None:  # noqa: B027
-        """Give up what the ranks share."""
+        """Release what the ranks share."""
 
 
 class Absent(Collectives):
-    """The other ranks are not there."""
+    """Collectives of one rank without its peers, whose parts count as zero."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
@@ -93,7 +93,7 @@ class ThreadCollectives(Collectives):
         meeting.parts[self.rank] = x
         meeting.barrier.wait()
         gathered = torch.stack([part for part in meeting.parts if part is not None])
-        meeting.barrier.wait()  # from now on they may be written again
+        meeting.barrier.wait()  # after this the buffers may be written again
         return gathered
 
     def abort(self) -> None:
@@ -104,7 +104,7 @@ class SharedMemoryCollectives(Collectives):
     """Ranks in processes of one machine. float32 is summed by the native kernels, in the order of the ranks."""
 
     def __init__(self, rank: int, size: int, path: str) -> None:
-        """`path`: a file that the first rank makes, and all map."""
+        """`path` is a file that the first rank creates and all ranks map."""
         super().__init__(rank, size)
         self._native = native.load().released
         num_bytes = self._native.hw_meeting_bytes(size, _PLACE_BYTES)
@@ -188,16 +188,16 @@ class GroupCollectives(Collectives):
 
 
 class SymmetricCollectives(Collectives):
-    """Ranks in processes whose GPUs read each other's memory, or are one and the same: each part is written to where
-    all can read it, and every rank adds up. Not torch's own symmetric memory: for that, a process that has had ranks
-    before and ones that were just started never meet."""
+    """Ranks in processes that share a GPU or whose GPUs read each other's memory. Each rank writes its part to memory
+    that all can read, and every rank adds the parts up. torch's own symmetric memory is not used: with it, a process
+    that had ranks before cannot connect to newly started ones."""
 
     def __init__(self, rank: int, size: int, store: torch.distributed.Store, device: torch.device, *, num_bytes: int):
         from headway.layers.triton_ops import meet  # it takes Triton
 
         super().__init__(rank, size)
         own = torch.zeros(_FLAG_BYTES + num_bytes, dtype=torch.uint8, device=device)
-        torch.cuda.synchronize(device)  # before others see it
+        torch.cuda.synchronize(device)  # finish the writes before other ranks read them
         store.set_timeout(datetime.timedelta(seconds=_MEETING_S))
         store.set(f"memory of {rank}", pickle.dumps(reduce_tensor(own)).hex())
         self._memories = [own if other == rank else _opened(store.get(f"memory of {other}")) for other in range(size)]
@@ -215,12 +215,12 @@ class SymmetricCollectives(Collectives):
         parts[self.rank].copy_(x.reshape(-1))
         self._meet()
         gathered = torch.stack(parts).view(self.size, *x.shape)
-        self._meet()  # from now on they may be written again
+        self._meet()  # after this the buffers may be written again
         return gathered
 
     def abort(self) -> None:
         with torch.cuda.stream(self._beside):
-            self._flags.fill_(2**62)  # as if all had come, any number of times
+            self._flags.fill_(2**62)  # as if all ranks had arrived, any number of times
 
     def close(self) -> None:
         self._memories.clear()
@@ -234,8 +234,8 @@ def _opened(shared: bytes) -> Tensor:
 
 
 class SummedLinear(Linear):
-    """A layer whose inputs are divided among the ranks: its products are parts, which are summed before they are
-    used. The bias belongs to the first rank's."""
+    """A layer whose inputs are divided among the ranks. Each rank's product is a partial sum; these are added up before
+    they are used. The first rank adds the bias."""
 
     def __init__(self, own: Linear, ranks: Collectives) -> None:
         self._own = own
@@ -260,7 +260,7 @@ class SummedLinear(Linear):
         add = self._own.into_residual(next_norm)
 
         def summed(residual: Tensor, x: Tensor) -> None:
-            if self._ranks.rank == 0:  # it brings the residual, the others their parts alone
+            if self._ranks.rank == 0:  # it adds the residual; the others contribute only their parts
                 self._sum_into(residual, add(residual, x))
             else:
                 self._own(x, residual)

@@ -1,10 +1,10 @@
-"""The CPU kernels: `Ops` on them, and linear layers whose weight is packed for them. float32 activations, any KV cache
-but bfloat16; a row's result does not depend on the other rows.
+"""`Ops` on the CPU kernels, and linear layers whose weight is packed for them. Activations are float32; the KV cache
+may have any format but bfloat16. A row's result does not depend on the other rows.
 
 `Int8Linear`: symmetric int8 with one scale per output channel and group of 64 inputs; activations are quantised the
 same way inside each call. `Int4Linear`: 4-bit codes, scales and offsets as they were stored, one of each per output
 channel and group of 32 inputs; activations as above. `Float32Linear`: the exact reference; each output is one chain of
-fused multiply-adds in input order. Activations go in and come out as float32.
+fused multiply-adds in input order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from headway.native.lib import (
 
 
 class NativeOps(Ops):
-    """The CPU implementation. Calls keep the interpreter lock: each runs for microseconds."""
+    """The CPU implementation. Calls hold the interpreter lock, because each takes only microseconds."""
 
     name = "native"
 
@@ -100,7 +100,7 @@ def _check_norm(weight: Tensor, width: int) -> None:
 
 
 def _norm_pointer(norm: Norm, width: int) -> int:
-    """Where the weight of a norm over rows of `width` is. Whoever uses it keeps the norm."""
+    """The address of the weight of a norm over rows of `width`. The caller must keep the norm alive."""
     _check_norm(norm.weight, width)
     return norm.weight.data_ptr()
 
@@ -214,7 +214,7 @@ class PackedLinear(Linear):
         return run
 
     def _checked(self, residual: Tensor, delta: Delta) -> tuple[int, int | None]:
-        """How many rows there are, and where the delta is; ValueError for what the kernels would read wrongly."""
+        """The number of rows and the address of the delta. Raises ValueError for tensors the kernels cannot read."""
         rows, columns = check(residual, torch.float32, "residual").shape
         if columns != self.in_features:
             raise ValueError(f"residual has {columns} columns, the layer takes {self.in_features}")
@@ -228,7 +228,7 @@ class PackedLinear(Linear):
 
 
 class Int8Linear(PackedLinear):
-    """Quantises the weight [out, in] on construction; one of codes and scales as the floats that it stands for."""
+    """Quantises the weight [out, in] on construction. A weight of codes and scales is converted to floats first."""
 
     def __init__(self, weight: Weight, bias: Tensor | None = None) -> None:
         packed = pack_int8_rows(_row_blocks(weight), weight.shape[0])
@@ -236,7 +236,7 @@ class Int8Linear(PackedLinear):
 
 
 class Int4Linear(PackedLinear):
-    """Packs a weight of 4 bits that `takes`."""
+    """Packs a 4-bit weight for which `takes` is true."""
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
         order = None
@@ -253,7 +253,7 @@ class Int4Linear(PackedLinear):
 
     @staticmethod
     def takes(weight: QuantizedWeight) -> bool:
-        """Whether it is of 4 bits, and its groups, put in order, are of 32 inputs or a multiple."""
+        """Whether the weight has 4 bits and its groups, once in order, have a multiple of 32 inputs."""
         num_inputs, size = weight.shape[1], weight.tile[1]
         if weight.bits != 4 or (size % INT4_GROUP and size < num_inputs):
             return False
@@ -274,7 +274,7 @@ class Float32Linear(PackedLinear):
 
 
 def _row_blocks(weight: Weight) -> Iterator[Tensor]:
-    """Float32, a few rows at a time: a vocabulary's is several times as large as what it is packed to."""
+    """Yields the weight as float32, a few rows at a time: a whole output layer takes several times its packed size."""
     if isinstance(weight, Tensor):
         yield from map(_float32, weight.split(_BLOCK_ROWS))
     elif weight.tile[0] > 1:

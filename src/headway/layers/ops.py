@@ -1,8 +1,8 @@
-"""The vocabulary a decoder is written in, beside `Linear` and attention: `Ops`, and the kinds of `Mlp`.
+"""The operations a decoder is written in, beside `Linear` and attention: `Ops`, and the kinds of `Mlp`.
 
 `TorchOps`, here, runs on any device and float dtype, `NativeOps` on the CPU in float32, `TritonOps` on CUDA. All
-tensors of one call live on one device. A row's result never depends on the values of other rows. `residual` and `delta`
-are those of `layers/linear.py`.
+tensors of one call are on one device. A row's result never depends on the values of other rows. `residual` and `delta`
+are explained in `layers/linear.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headway.layers.linear import Delta, Gate, Linear, Norm
 
 
 class Ops(ABC):
-    """Everything in a decoder but its linear layers and attention."""
+    """The operations of a decoder other than its linear layers and attention."""
 
     name: str
 
@@ -48,9 +48,9 @@ class Ops(ABC):
         norms: HeadNorms | None,
         kv: LayerKVCache,
     ) -> Tensor:
-        """Normalise (where there are norms) and rotate q and k, write k and v to the cache, return q [T, Hq, D].
+        """Normalise (if there are norms) and rotate q and k, write k and v to the cache, and return q [T, Hq, D].
 
-        qkv [T, heads.qkv_size], may be destroyed; positions and slot_mapping int64 [T]. The rotation pairs element i
+        qkv [T, heads.qkv_size] may be overwritten; positions and slot_mapping int64 [T]. The rotation pairs element i
         with element i + D/2 (the "neox" order). Only implementations that say so take slots below zero (padding).
         """
 
@@ -108,7 +108,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 AddMlp = Callable[[Tensor, Delta], Delta]
-"""(residual, delta): residual += delta, then += mlp(norm(residual)), IN PLACE or left to the next norm."""
+"""(residual, delta): residual += delta, then residual += mlp(norm(residual)), IN PLACE or left to the next norm."""
 
 
 class Mlp(Protocol):
@@ -121,12 +121,12 @@ class Mlp(Protocol):
 
     @property
     def own(self) -> Mlp:
-        """The same with this rank's parts as if they were the whole; see `Linear.own`."""
+        """The MLP with this rank's parts as if they were the whole; see `Linear.own`."""
         ...
 
     def into_residual(self, norm: Norm, gate: Gate, next_norm: Tensor) -> AddMlp:
-        """The MLP with the norm before it and the sum behind it, in the fastest forms that its weights have. Called
-        once, at load. `next_norm` as in `Linear.into_residual`."""
+        """A function for the MLP, the norm before it and the sum after it, in the fastest forms that its weights have.
+        Called once, at load. `next_norm` is as in `Linear.into_residual`."""
         ...
 
 

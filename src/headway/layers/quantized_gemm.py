@@ -1,4 +1,4 @@
-"""Matmuls with quantised weights, in Triton; and what turns rows into codes, and codes back into a float weight.
+"""Matmuls with quantised weights, in Triton, and kernels that turn rows into codes and codes into a float weight.
 
     codes        rows of codes × codes of 8 bits          on the matrix units: FP8 × FP8 or INT8 × INT8
     floats       rows of floats × codes of 4 or 8 bits    codes become floats in registers
@@ -35,7 +35,7 @@ from headway.layers.quantized_weight import FP8, QuantizedWeight
 
 MAX_FEW_ROWS = 64
 MAX_SCALED_ROWS = 16
-"""Up to these, half a norm is left to the product that follows; with more, a kernel for the norm costs less."""
+"""Up to this many rows, half of a norm is left to the next product; with more, a separate norm kernel costs less."""
 _MAX_SPLITS = 8
 _MAX_SPLIT_OUTPUTS = 8192
 _MIN_GROUP, _MAX_GROUP = 16, 128
@@ -446,16 +446,16 @@ class PackedCodes:
     scales: Tensor
     """float32 [outputs]"""
     group_scales: Tensor | None
-    """[groups, outputs], times the output's scale."""
+    """[groups, outputs]; multiplied by the output's scale."""
     group_offsets: Tensor | None
-    """The same."""
+    """As `group_scales`."""
     group_size: int
-    """Inputs in a group; 0 without groups."""
+    """The number of inputs in a group; 0 without groups."""
     order: Tensor | None
-    """[inputs]: which of a row's inputs is at each place, where they are not in order."""
+    """[inputs]: which of a row's inputs is at each place, if they are not in order."""
     num_inputs: int
     plane: int
-    """Of words: inputs in a plane; 0 of bytes."""
+    """The number of inputs in a plane of words; 0 if codes are bytes."""
 
     @property
     def num_outputs(self) -> int:
@@ -467,12 +467,12 @@ class PackedCodes:
 
     @property
     def has_product(self) -> bool:
-        """Whether it can be multiplied as it is. Groups that are smaller than the matrix units' steps cannot."""
+        """Whether a kernel multiplies with these codes. None does for groups smaller than a matrix unit's step."""
         return self.group_size == 0 or self.group_size >= _MIN_GROUP
 
     @property
     def takes_codes(self) -> bool:
-        """Whether rows of codes can be multiplied with it: FP8, or INT8 with one scale an output."""
+        """Whether rows of codes can be multiplied with it: it is FP8, or INT8 with one scale per output."""
         if self.group_offsets is not None or self.is_int4 or self.order is not None:
             return False
         return self.group_size == 0 or (self.codes.dtype == FP8 and self.group_size % 128 == 0)
@@ -484,8 +484,8 @@ class PackedCodes:
 
 
 def pack(weight: QuantizedWeight, dtype: torch.dtype) -> PackedCodes:
-    """For activations of `dtype`: scales of groups are float16, of a power of two for each output, or float32 beside
-    float32 activations."""
+    """Pack a weight for activations of `dtype`. Scales of groups are float16, relative to a power of two per output;
+    for float32 activations they are float32."""
     num_inputs = weight.shape[1]
     own_size = weight.tile[1]
     if weight.bits == 4 or own_size < num_inputs:
@@ -493,7 +493,7 @@ def pack(weight: QuantizedWeight, dtype: torch.dtype) -> PackedCodes:
     rows = weight.by_rows(own_size) if weight.groups is None else weight.by_rows()
     scales, offsets, codes, order = rows.scales, rows.offsets, rows.codes, None
     if weight.groups is not None:
-        # Inputs sorted by their groups; a group of any size is groups of one size only if all are as large.
+        # Sort the inputs by group. The kernels know one group size, so all groups must be equally large.
         order = torch.argsort(weight.groups, stable=True)
         codes = codes[:, order]
         sizes = torch.bincount(weight.groups, minlength=scales.shape[1])
@@ -537,7 +537,7 @@ def pack(weight: QuantizedWeight, dtype: torch.dtype) -> PackedCodes:
 
 
 def _group_within(size: int) -> int:
-    """The largest group that the kernels know and that divides groups of `size`."""
+    """The largest group size that the kernels support and that divides `size`."""
     return next(own for own in (_MAX_GROUP, 64, 32, 16, 8, 4, 2, 1) if size % own == 0)
 
 
@@ -559,7 +559,7 @@ def multiply_codes(
     residual: Tensor | None = None,
     blocks: tuple[int, int, int, int, int, int] | None = None,
 ) -> Tensor:
-    """out = (x × x_scales) @ weight.T + bias (+ residual, which may be `out`): x are codes of the weight's type."""
+    """out = (x × x_scales) @ weight.T + bias (+ residual, which may be `out`). x has codes of the weight's type."""
     block_m, block_n, block_k, splits, warps, stages = blocks or _codes_blocks(weight, len(x))
     num_tiles = triton.cdiv(weight.num_outputs, block_n)
     parts, num_arrived = _scratch(x.device)
@@ -604,8 +604,9 @@ def multiply_floats(
     eps: float = 0.0,
     blocks: tuple[int, int, int, int, int, int] | None = None,
 ) -> tuple[Tensor, ScaledRows | None]:
-    """x @ weight.T + bias for rows of half precision, in the weight's order: divided before by what `squares` say (see
-    `ScaledRows`), added to `residual` (in place) after; and with `next_norm` the first half of that norm."""
+    """x @ weight.T + bias for rows of half precision, whose inputs are in the packed order. With `squares`, rows are
+    first divided by their root mean square (see `ScaledRows`); with `residual`, the product is added to it in place;
+    with `next_norm`, the first half of that norm is computed too."""
     num_outputs = weight.num_outputs
     if residual is not None:
         out = residual
@@ -647,7 +648,7 @@ def _floats_blocks(weight: PackedCodes, num_rows: int) -> tuple[int, int, int, i
 
 
 def dequantise(weight: PackedCodes, dtype: torch.dtype) -> Tensor:
-    """[outputs, inputs] in floats, the inputs in the weight's order."""
+    """The weight as floats [outputs, inputs], with its inputs in the packed order (see `PackedCodes.order`)."""
     out = torch.empty(weight.num_outputs, weight.num_inputs, dtype=dtype, device=weight.codes.device)
     block_n, block_k = (32, 4 * weight.plane) if weight.is_int4 else (16, 256)
     grid = triton.cdiv(weight.num_outputs, block_n), triton.cdiv(weight.num_inputs, block_k), 4 if weight.is_int4 else 1
@@ -668,7 +669,7 @@ def quantise_rows(
     norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Codes of `dtype` and their float32 scales, one a row: of x, of its gated half, or of a norm (see the kernel)."""
+    """Codes of `dtype` and one float32 scale per row, for x, for its gated half, or for a norm (see the kernel)."""
     source = x if residual is None else residual
     assert source is not None
     rows, width = len(source), source.shape[1] // (2 if silu else 1)
@@ -689,7 +690,7 @@ def prepare(device: torch.device) -> None:
 
 
 def _block_m(rows: int) -> int:
-    """Two sizes only: each is compiled for each shape of a layer."""
+    """The rows of a tile. There are only two sizes, because each is compiled for each shape of a layer."""
     return MAX_SCALED_ROWS if rows <= MAX_SCALED_ROWS else MAX_FEW_ROWS
 
 

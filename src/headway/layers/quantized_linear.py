@@ -1,7 +1,7 @@
-"""`QuantizedLinear`: a linear layer on CUDA whose weight stays codes and scales. Its products, by measurement:
+"""`QuantizedLinear`: a linear layer on CUDA whose weight stays codes and scales. Its products, chosen by measurement:
 
-    rows            FP8, INT8 with a scale an output        codes with scales of groups (INT4, GGUF)
-    1               floats × codes, with norm, gate, sum    the same, but large weights of 4 bits as few
+    rows            FP8, INT8 with one scale per output     codes with scales of groups (INT4, GGUF)
+    1               floats × codes, with norm, gate, sum    the same; large 4-bit weights as for few rows
     few             rows become codes; codes × codes        floats × codes; up to 16 rows with half a norm
     many            FP8: torch's own; INT8: as few, or      the weight becomes floats first; cuBLAS
                     the weight becomes floats first
@@ -22,7 +22,7 @@ from headway.layers import skinny_gemm
 from headway.layers.linear import AfterNorm, Delta, Gate, IntoResidual, Linear, Norm, ScaledRows
 from headway.layers.quantized_weight import FP8, QuantizedWeight
 
-# More rows than these go another way; measured on an H200 (benchmarks/quantized_gemm.py).
+# With more rows than these another product is faster; measured on an H200 (benchmarks/quantized_gemm.py).
 MAX_CODES_ROWS = 256
 MAX_WIDE_CODES_ROWS = 64  # of wide outputs, for which torch has enough tiles to fill the device
 MAX_INT8_ROWS = 512
@@ -32,7 +32,7 @@ _MOST_ROWS = 2**31
 
 
 class QuantizedLinear(Linear):
-    """Packs the weight on construction, where it is."""
+    """Packs the weight on construction, on the weight's device."""
 
     adds_in_place = True
 
@@ -112,14 +112,14 @@ class QuantizedLinear(Linear):
         return run
 
     def _product(self, codes: Tensor, scales: Tensor, *, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-        """Rows of codes, multiplied."""
+        """The product of rows of codes with the weight."""
         if self._in_library and len(codes) > self._max_few:
             product = torch._scaled_mm(
                 codes,
                 self.weight.codes.t(),
                 scale_a=scales[:, None],
                 scale_b=self.weight.scales[None, :],
-                out_dtype=torch.bfloat16,  # it knows no float16 with a scale a row
+                out_dtype=torch.bfloat16,  # with a scale per row, torch has no float16 output
                 use_fast_accum=True,
             ).to(dtype)
             if self.bias is not None:
@@ -139,7 +139,7 @@ class QuantizedLinear(Linear):
         return x if self.weight.order is None else x.index_select(1, self.weight.order)
 
     def _takes_scaled(self, rows: ScaledRows) -> bool:
-        """Whether rows with half a norm are multiplied as they are. Other kinds leave more of them, in other sizes."""
+        """Whether half-normed rows can be multiplied directly. Other kinds of layers leave more and other parts."""
         is_direct = self._is_direct and not self._multiplies_codes and self.weight.order is None
         return is_direct and len(rows.values) <= gemm.MAX_SCALED_ROWS
 

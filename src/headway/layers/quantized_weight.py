@@ -1,8 +1,8 @@
-"""A weight as codes and scales: what every quantised format becomes before a kind of `Linear` packs it.
+"""A weight as codes and scales: the form that every quantised format takes before a kind of `Linear` packs it.
 
     w[o, i] = (codes[o, i] - zeros[t]) * scales[t] + offsets[t]        t: the tile of output o and input i
 
-`quantise` makes one of a float weight; `stacked` puts several above each other, as q, k and v are in one projection.
+`quantise` makes one from a float weight. `stacked` joins the outputs of several, as q, k and v are in one projection.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
 ONLINE_FORMATS = ("fp8", "int8", "int4")
-"""What `quantise` makes."""
+"""The formats that `quantise` makes."""
 INT4_GROUPS = (128, 64, 32)
-"""Inputs that share a scale, in the order of preference; the first that divides a weight's inputs."""
+"""Numbers of inputs that share a scale, in order of preference: the first that divides a weight's inputs is used."""
 
 _MAX_AT_ONCE = 2**27  # numbers that are float32 for a while
 _FP8_LARGEST = 448.0
 _INT8_LARGEST = 127.0
 _INT4_LOWEST = -8.0
-# The largest value of a group need not have the outermost code: with a little less the others are closer.
+# A group's scale may be a little smaller than its largest value needs: that value is clamped, the others are closer.
 _INT4_STRETCHES = (1.0, 0.95, 0.9, 0.86, 0.82, 0.78)
 
 
@@ -35,19 +35,19 @@ class QuantizedWeight:
     codes: Tensor
     """[outputs, inputs]: int8, or float8 e4m3."""
     scales: Tensor
-    """[tiles of outputs, tiles of inputs], which divide both evenly, but for the last ones."""
+    """[tiles of outputs, tiles of inputs]: all tiles have one size, except that the last ones may be smaller."""
     zeros: Tensor | None = None
-    """As the scales; None: 0."""
+    """Shaped as the scales; None: 0."""
     offsets: Tensor | None = None
-    """As the scales; None: 0."""
+    """Shaped as the scales; None: 0."""
     groups: Tensor | None = None
-    """[inputs]: the tile of each input, where they are not in order (GPTQ's `desc_act`)."""
+    """[inputs]: the tile of each input, if they are not in order (GPTQ's `desc_act`)."""
     tile: tuple[int, int] = (1, 1)
-    """Outputs and inputs of a tile."""
+    """The number of outputs and of inputs in a tile."""
     bits: int = 8
-    """How many a code needs: 8, or 4."""
+    """How many bits a code needs: 8 or 4."""
     lowest: int = -8
-    """Of codes of 4 bits: -8 to 7, or 0 to 15."""
+    """The lowest 4-bit code: codes are -8 to 7, or 0 to 15."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -58,7 +58,7 @@ class QuantizedWeight:
         return self.codes.dtype == FP8
 
     def to(self, device: torch.device) -> QuantizedWeight:
-        """The same there."""
+        """The weight on `device`."""
 
         def moved(part: Tensor | None) -> Tensor | None:
             return None if part is None else part.to(device)
@@ -73,7 +73,7 @@ class QuantizedWeight:
         )
 
     def dequantise(self) -> Tensor:
-        """Float32, by the formula."""
+        """The weight as float32, by the module's formula."""
         values = self.codes.float()
         if self.zeros is not None:
             values -= self._spread(self.zeros.float())
@@ -93,8 +93,8 @@ class QuantizedWeight:
         return rows.repeat_interleave(self.tile[1], 1)[:, :num_inputs]
 
     def by_rows(self, group_size: int | None = None) -> QuantizedWeight:
-        """The same weight in tiles of one output, in the order of their groups and without zeros: [outputs, groups] of
-        float32 scales and offsets, which are (-zero × scale + offset). `group_size`: of a tile; it divides ours."""
+        """The same weight in tiles of one output, ordered by group and without zeros. Scales and offsets are float32
+        [outputs, groups]; zeros are folded in as offset - zero × scale. `group_size` must divide the tiles' size."""
         size = self.tile[1] if group_size is None else group_size
 
         def spread(tiles: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ class QuantizedWeight:
         return replace(self, scales=scales, zeros=None, offsets=offsets, tile=(1, size))
 
     def rows(self, part: range) -> QuantizedWeight:
-        """Of these outputs."""
+        """The weight of these outputs."""
         if self.tile[0] >= len(self.codes) and len(self.scales) == 1:
             return replace(self, codes=self.codes[_slice(part)].clone(), tile=(len(part), self.tile[1]))
         weight = self if self.tile[0] == 1 else self.by_rows()
@@ -123,7 +123,7 @@ class QuantizedWeight:
         )
 
     def columns(self, part: range) -> Weight:
-        """Of these inputs. Where they are not in the order of their groups, the numbers that they stand for."""
+        """The weight of these inputs; as floats, if the inputs are not in the order of their groups."""
         if self.groups is not None:
             return self.dequantise()[:, _slice(part)].clone()
         size, num_inputs = self.tile[1], self.codes.shape[1]
@@ -151,14 +151,14 @@ def _slice(part: range) -> slice:
 
 
 def dequantised(weight: Weight) -> Tensor:
-    """A float weight as it is, another in float32."""
+    """The weight as floats: a float weight unchanged, a quantised one as float32."""
     return weight.dequantise() if isinstance(weight, QuantizedWeight) else weight
 
 
 def quantise(weight: Tensor, format: str, *, groups: Sequence[int] | None = None) -> QuantizedWeight:
-    """The nearest codes of a float weight. Scales: one for each output and each group of inputs, of the first of these
-    sizes that divides a row, or a whole row. By default `fp8` and `int8` have no groups, `int4` those of INT4_GROUPS.
-    """
+    """Quantise a float weight to the nearest codes, with one scale per output and group of inputs. Of the sizes
+    `groups`, the first that divides a row is used; if none does, the whole row is one group. By default `fp8` and
+    `int8` have no groups, and `int4` tries INT4_GROUPS."""
     if weight.numel() > _MAX_AT_ONCE and len(weight) > 1:
         parts = weight.split(max(_MAX_AT_ONCE // weight.shape[1], 1))
         made = stacked([quantise(part, format, groups=groups) for part in parts])
@@ -180,7 +180,8 @@ def _group_size(num_inputs: int, sizes: Sequence[int]) -> int:
 
 
 def _quantise_int4(weight: Tensor, size: int) -> QuantizedWeight:
-    """Codes -8 to 7. A group's value of largest magnitude gets code -8, or a little more, as leaves least error."""
+    """Quantise to codes -8 to 7. A group's scale maps its value of largest magnitude to -8, or is a little smaller and
+    clamps it, whichever leaves the least error."""
     num_outputs, num_inputs = weight.shape
     grouped = weight.view(num_outputs, -1, size)
     outermost = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
@@ -197,8 +198,8 @@ def _quantise_int4(weight: Tensor, size: int) -> QuantizedWeight:
 
 
 def stacked(weights: Sequence[Weight]) -> Weight:
-    """Several weights of the same inputs, their outputs above each other. Codes of 4 bits become codes of 8 bits beside
-    such; where formats have nothing in common, all become floats."""
+    """Join the outputs of several weights with the same inputs. Next to 8-bit codes, 4-bit codes become 8-bit ones; if
+    the formats have nothing in common, all become floats."""
     if len(weights) == 1:
         return weights[0]
     first = weights[0]

@@ -1,5 +1,5 @@
-"""Linear layers for few rows, in Triton: the norm before, the residual after and the gate in between are part of it.
-One row also takes codes of 8 or 4 bits, which become floats in registers.
+"""Linear layers for few rows, in Triton, fused with the norm before, the gate, and the residual sum after. For one row
+the weight may also be codes of 8 or 4 bits, which become floats in registers.
 
 With few rows a linear layer is bound by reading its weight, and a general matmul leaves much of the bandwidth unused:
 too few programs, and further launches around it for the norm, the gate and the sum.
@@ -31,7 +31,7 @@ from headway.layers.quantized_gemm import PackedCodes
 
 _MAX_WIDE_ROWS = 65536  # more outputs than any layer has but the last
 MAX_ROW_WORDS = 2**21
-"""Larger weights of 4 bits are better on the matrix units, even for one row."""
+"""Larger 4-bit weights are multiplied faster on the matrix units, even for one row."""
 MAX_SPLIT_ROWS = 64
 # Wider outputs give a general matmul enough tiles to fill the device.
 MAX_SPLIT_OUTPUTS = 2048
@@ -434,7 +434,7 @@ def one_row(
     out: Tensor | None = None,
     blocks: tuple[int, int, int, int] | None = None,
 ) -> Tensor:
-    """x [1, in] times weight.T, normed before, gated or added to `residual` (in place) after, as asked."""
+    """x [1, in] times weight.T. Optionally, x is normed first and the product is gated or added to `residual`."""
     numbers, scales = (weight, None) if isinstance(weight, Tensor) else (weight.codes, weight.scales)
     num_outputs, num_inputs = len(numbers), x.shape[1]
     if swiglu:
@@ -509,7 +509,7 @@ def split_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, 
 
 
 def scaled_linear(x: ScaledRows, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """The other half of the norm, and a linear layer behind it."""
+    """The second half of the norm, and the linear layer after it."""
     num_outputs, num_inputs = weight.shape
     rows = x.values
     out = torch.empty(len(rows), num_outputs, dtype=rows.dtype, device=rows.device)
@@ -539,7 +539,7 @@ def scaled_linear(x: ScaledRows, weight: Tensor, bias: Tensor | None, eps: float
 def swiglu(
     x: Tensor, weight: Tensor, bias: Tensor | None, *, squares: Tensor | None = None, eps: float = 0.0
 ) -> Tensor:
-    """silu(first half) * second half of x @ weight.T + bias, for up to 64 rows; with `squares`: of `ScaledRows`."""
+    """silu(first half) * second half of x @ weight.T + bias, for up to 64 rows. `squares` are those of `ScaledRows`."""
     num_outputs, num_inputs = weight.shape[0] // 2, weight.shape[1]
     out = torch.empty(len(x), num_outputs, dtype=x.dtype, device=x.device)
     block_n = 32 if num_outputs <= 4096 else 64

@@ -1,8 +1,8 @@
 """`Ops` and `Linear` on CUDA: row-wise work in our own Triton kernels, matmuls by cuBLAS or, for few rows, fused ones.
 
-float32, float16 and bfloat16. Nothing waits for the device, and nothing is compiled anew because a step has another
-number of tokens. A slot below zero marks a padding token, whose key and value are written nowhere; its position must be
-one of the rotary table all the same. Token ids, positions and slots may be int32 or int64.
+Tensors are float32, float16 or bfloat16. Nothing waits for the device, and a new number of tokens compiles nothing. A
+slot below zero marks a padding token, whose key and value are not written; its position must still be one of the rotary
+table. Token ids, positions and slots may be int32 or int64.
 
 The kernels are bound by memory: each value is read once and written once. Arithmetic is float32; where `TorchOps`
 rounds to the tensors' dtype in between, so do these. Rows are contiguous. Widths need not be powers of two: BLOCK is
@@ -83,7 +83,7 @@ class TritonOps(Ops):
     def norm(self, residual: Tensor, delta: Delta, weight: Tensor, eps: float) -> Tensor:
         rows, width = _contiguous(residual, "residual").shape
         if isinstance(delta, ScaledRows):
-            delta = None  # the residual is whole
+            delta = None  # the residual already includes it
         if delta is not None and _contiguous(delta, "delta").shape != residual.shape:
             raise ValueError(f"delta has shape {tuple(delta.shape)}, residual {tuple(residual.shape)}")
         out = torch.empty_like(residual)
@@ -150,22 +150,23 @@ def meet_kernel(
 
 
 def meet(flags: Tensor, addresses: Tensor, turn: Tensor, *, rank: int) -> None:
-    """Wait, on the device, until all ranks have come here as often. `flags`: int64 [ranks], how often each has, where
-    the others write it; `addresses`: those of all ranks' flags; `turn`: int64 [1], how often this one has."""
+    """Wait on the device until all ranks have arrived as often as this one. `flags` int64 [ranks] counts each rank's
+    arrivals and is written by the others; `addresses` are those of all ranks' flags; `turn` int64 [1] counts this
+    rank's arrivals."""
     meet_kernel[(1,)](flags, addresses, turn, rank, NUM_RANKS=len(flags), num_warps=1)
 
 
 def _contiguous(tensor: Tensor, name: str) -> Tensor:
-    """Refuse what the kernels would read wrongly."""
+    """Check that a tensor is contiguous, as the kernels require. Raises if it is not."""
     if not tensor.is_contiguous():
         raise ValueError(f"{name} must be contiguous, not of strides {tuple(tensor.stride())}")
     return tensor
 
 
 class TritonLinear(TorchLinear):
-    """With `skinny`, few rows of half precision go to the fused matmuls of `skinny_gemm`, all others to cuBLAS.
+    """With `skinny`, few rows of half precision use the fused matmuls of `skinny_gemm`; all others use cuBLAS.
 
-    What goes into the residual is accumulated there inside the matmul, so between layers nothing is left to add.
+    A product for the residual is accumulated in place inside the matmul, so that no sum is left for the next norm.
     """
 
     adds_in_place = True

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from headway.errors import ConfigError, ModelNotFoundError
 
 if TYPE_CHECKING:
-    # Brings torch, which the server's front end does without: it only looks for paths and tokenizers here.
+    # This imports torch, which the server's front end avoids: it uses this module only for paths and tokenizers.
     from headway.models.checkpoint import Checkpoint
 
 __all__ = ["LOAD_FORMATS", "download", "looks_like_hub_id", "open_checkpoint"]

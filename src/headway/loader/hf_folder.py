@@ -1,8 +1,7 @@
-"""A checkpoint in a Hugging Face folder: config.json beside one or several safetensors files. Quantised weights are
-read as the numbers that they stand for.
+"""A checkpoint in a Hugging Face folder: config.json beside one or several safetensors files.
 
-The safetensors package maps a file. It is mapped for one tensor at a time, and the tensor copied: pages of the file do
-not add up to the process's memory, and a file that has changed since is refused and cannot crash the process later.
+The safetensors package maps a file. It is mapped for one tensor at a time, and the tensor is copied. So the file's
+pages do not add to the process's memory, and a file that has changed is refused and cannot crash the process later.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class HFFolderCheckpoint(Checkpoint):
             self._untie()
 
     def _join_quantised(self, quantisation: object, entries: Mapping[str, SafetensorsEntry]) -> None:
-        """Put weights in the place of the tensors that they are made of."""
+        """Replace the tensors that make up a quantised weight by that weight."""
         source = str(self.path / CONFIG_NAME)
         if not isinstance(quantisation, Mapping):
             raise CorruptModelError(f"{source}: 'quantization_config' is no object")
@@ -77,12 +76,11 @@ class HFFolderCheckpoint(Checkpoint):
         self.config = replace(self.config, stored=scheme)
 
     def _all_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Those of the architecture, with an output layer whether or not it is tied."""
+        """The shapes of the architecture's tensors, including an output layer even if it is tied."""
         return expected_tensors(replace(self.config, tie_embeddings=False))
 
     def _head_is_embedding(self) -> bool:
-        """Whether the stored output layer has the numbers of the embedding. Reads parts of both, up to the first that
-        differs."""
+        """Whether the stored output layer equals the embedding. Both are read in parts, up to the first difference."""
         head, table = self._tensors[LM_HEAD], self._tensors.get(EMBEDDING)
         if isinstance(head, StoredWeight) or not isinstance(table, SafetensorsEntry) or head.shape != table.shape:
             return False
@@ -128,7 +126,7 @@ class SafetensorsEntry:
 
     @property
     def is_float(self) -> bool:
-        """Whether its numbers are the weights themselves."""
+        """Whether the tensor holds floats rather than codes."""
         return self.dtype in _READABLE_DTYPES
 
     @property
@@ -138,12 +136,12 @@ class SafetensorsEntry:
         return math.prod(self.shape) * (8 if match is None else int(match[1])) // 8
 
     def read(self, dim: int = 0, part: range | None = None) -> Tensor:
-        """The tensor, or a part of it along `dim`, on the CPU, in memory of its own, in the dtype of the file, which is
-        a float."""
+        """Read the tensor, or a part of it along `dim`, into new CPU memory. It has the file's dtype, which is a
+        float."""
         return self._read(_READABLE_DTYPES, dim, part)
 
     def read_part(self) -> Tensor:
-        """The same of a part of a quantised weight."""
+        """Read a tensor that is part of a quantised weight."""
         return self._read((*_READABLE_DTYPES, *PART_DTYPES))
 
     def _read(self, readable: tuple[str, ...], dim: int = 0, part: range | None = None) -> Tensor:
@@ -162,7 +160,7 @@ class SafetensorsEntry:
 
 
 def safetensors_entries(path: Path) -> list[SafetensorsEntry]:
-    """What a file holds; the package checks the header against the file's size."""
+    """The tensors in a file. The package checks the header against the file's size."""
     with path.open("rb") as start:
         first = start.read(8)
     if first == b"version ":
@@ -186,7 +184,7 @@ def _open_safetensors(path: Path) -> Iterator[Any]:
 
 
 def require_config(folder: Path) -> Path:
-    """The folder's config.json; an error that says what the folder holds instead, if it has none."""
+    """The folder's config.json. Raises an error that lists what the folder holds if it has none."""
     path = folder / CONFIG_NAME
     if not path.is_file():
         found = sorted(entry.name for entry in folder.iterdir())
@@ -218,7 +216,7 @@ def folder_tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The single file, the files of the index, or all that there are, in this order, as transformers chooses."""
+    """The single weight file, or else the files of the index, or else all files, as transformers chooses."""
     if (folder / _SINGLE_NAME).is_file():
         if (folder / INDEX_NAME).is_file():
             logger.warning("%s has %s and %s; only the former is read", folder, _SINGLE_NAME, INDEX_NAME)

@@ -45,7 +45,8 @@ def _from_hub(model: str) -> Path:
 
 
 def _from_model(path: Path, load_format: str) -> Tokenizer | None:
-    """A folder is a GGUF model if it is asked to be, or if it has nothing but one GGUF file."""
+    """The tokenizer in a model's path. A folder counts as GGUF if `load_format` says so or it has only one GGUF
+    file."""
     if path.is_file():
         return _from_gguf(path)
     files = sorted(path.glob("*.gguf"))

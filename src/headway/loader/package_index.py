@@ -1,9 +1,8 @@
-"""Fetches a wheel from the Python package indexes that pip and uv are set up to use, without either of them.
+"""Fetches a wheel from the package indexes that pip and uv are configured to use, without running either of them.
 
-An environment that `uv venv` or `python -m venv --without-pip` made has no pip. Indexes speak the simple API: a page
-for each project, as JSON or as HTML, with a link and a SHA-256 for each file. Looked at, in this order: the folders of
-`find-links`, the index, and the extra indexes, as environment variables or pip's configuration files name them.
-"""
+An environment made by `uv venv` or `python -m venv --without-pip` has no pip. Indexes use the simple API: a page for
+each project, as JSON or HTML, with a link and a SHA-256 for each file. The `find-links` folders are searched first,
+then the index and the extra indexes, as environment variables or pip's configuration files name them."""
 
 from __future__ import annotations
 
@@ -30,14 +29,14 @@ from headway.progress import Meter
 
 DEFAULT_INDEX = "https://pypi.org/simple"
 _TIMEOUT_S = 60.0
-"""Without a byte."""
+"""The longest wait for the next byte."""
 _MOST_PAGE_BYTES = 2**25
 _CHUNK_BYTES = 2**18
 _ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
 
 
 class NoWheelError(Exception):
-    """No index has the wheel, or it could not be fetched: the reasons."""
+    """No index has the wheel, or it could not be fetched. The message gives the reasons."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,8 @@ class WheelLink:
 
 
 def fetch_wheel(project: str, version: str, folder: Path, progress: Meter) -> Path:
-    """The project's wheel of this version, in the folder. `NoWheelError` says what every place that was asked
-    answered."""
+    """Download the project's wheel of this version into the folder. Raises `NoWheelError`, which lists the answer of
+    every place that was asked."""
     beginning, reasons = f"{re.sub(r'[-_.]+', '_', project).lower()}-{version}-", []
     for place, is_index in _places():
         page = f"{place.rstrip('/')}/{project}/" if is_index else place
@@ -64,7 +63,7 @@ def fetch_wheel(project: str, version: str, folder: Path, progress: Meter) -> Pa
 
 
 def _places() -> Iterator[tuple[str, bool]]:
-    """Addresses of pages with links, and whether they are those of an index, which has a page for each project."""
+    """Yields the addresses to search, and whether each is an index, which has a page for each project."""
     options = _pip_options()
 
     def named(*names: str) -> list[str]:
@@ -83,7 +82,7 @@ def _places() -> Iterator[tuple[str, bool]]:
 
 
 def _pip_options() -> dict[str, str]:
-    """Of pip's configuration files, the nearest last; none of them where pip is told so."""
+    """The options of pip's configuration files; nearer files override. Empty if pip is told to read none."""
     if os.environ.get("PIP_CONFIG_FILE") == os.devnull:
         return {}
     home = Path(os.environ.get("HOME", "/"))
@@ -105,13 +104,13 @@ def _pip_options() -> dict[str, str]:
 
 
 def _as_url(place: str) -> str:
-    """Of a folder, too. An index of uv's may have a name before it: name=https://…"""
+    """The URL of an address or a folder. In uv's settings an index may have a name before it: name=https://…"""
     place = re.sub(r"^[\w-]+=(?=\w+://)", "", place)
     return place if re.match(r"\w+://", place) else Path(place).expanduser().absolute().as_uri()
 
 
 def _links(page: str) -> Iterator[tuple[str, WheelLink]]:
-    """Name and link of each wheel on a page, or in a folder."""
+    """Yields the name and link of each wheel on a page or in a folder."""
     if page.startswith("file:"):
         folder = Path(urllib.request.url2pathname(urllib.parse.urlsplit(page).path))
         if folder.is_dir() and not (folder / "index.html").is_file():
@@ -169,8 +168,8 @@ def _download(link: WheelLink, folder: Path, progress: Meter) -> Path:
 
 
 def _open(url: str) -> Any:
-    """With the proxy of the environment, the certificates that pip is told to trust, and the name and password of the
-    address or of ~/.netrc, which go to no other host."""
+    """Open a URL with the environment's proxy and the certificates that pip is told to trust. The name and password
+    come from the address or from ~/.netrc and are sent to no other host."""
     parts = urllib.parse.urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     request = urllib.request.Request(parts._replace(netloc=host).geturl(), headers={"Accept": _ACCEPT})
@@ -187,7 +186,7 @@ def _open(url: str) -> Any:
 
 
 def _shown(url: str) -> str:
-    """Without a password."""
+    """The URL without its password, for messages."""
     parts = urllib.parse.urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 

@@ -1,9 +1,9 @@
-"""What a checkpoint's `quantization_config` says about its weights.
+"""Reads a checkpoint's `quantization_config`.
 
-Each method has a table of its keys. Keys that say how the weights were found, which layers have them, or how another
-engine should run them change nothing here: the tensors show which layers are quantised, and activations and the cache
-are rounded by Headway's own options. A key that is not in the table, and a value that would change the weights in a
-way that is not implemented, is refused by name.
+Each method has a table of its keys. Keys that say how the weights were computed, which layers are quantised, or how
+another engine should run them are ignored: the tensors show which layers are quantised, and Headway's own options say
+how activations and the cache are rounded. An unknown key is refused by name, and so is a value that would change the
+weights in a way that is not implemented.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Fp8:
     """FP8 codes (`fp8`) with a scale for the tensor, for each row, or for each block."""
 
     block: tuple[int, int] | None
-    """Outputs and inputs of a block; None: scales of the tensor or of rows."""
+    """The outputs and inputs of a block; None: scales are per tensor or per row."""
     has_default_block: bool
     """Whether `block` is the method's default, which a file without blocks does not follow."""
 
@@ -33,7 +33,7 @@ class Fp8:
 
 @dataclass(frozen=True)
 class Compressed:
-    """`compressed-tensors`: a code to an element, or integers in words."""
+    """`compressed-tensors`: one code per element, or integers packed in words."""
 
     kind: str
     """"int" or "float"."""
@@ -44,9 +44,9 @@ class Compressed:
     block: tuple[int, int] | None
     is_packed: bool
     is_symmetric: bool
-    """Whether all zero points are 0, and none need be stored."""
+    """Whether all zero points are 0, so that none need to be stored."""
     is_reordered: bool
-    """Whether the inputs of a group are not beside each other, so that an index is stored."""
+    """Whether the inputs of a group are not contiguous, so that an index is stored."""
 
     @property
     def name(self) -> str:
@@ -81,7 +81,7 @@ Quantization = Fp8 | Compressed | Gptq | Awq
 
 
 def read_quantization(values: Mapping[str, Any], source: str) -> Quantization:
-    """`source` names the file in errors."""
+    """Read a `quantization_config`; `source` names the file in errors."""
     config = RawConfig(values, f"{source}: quantization_config")
     method = (config.text("quant_method", None) or "unknown").lower()
     if method not in _METHODS:
@@ -99,7 +99,7 @@ def _refused(source: str, what: str) -> UnsupportedModelError:
 
 
 def _group_size(config: RawConfig, key: str, default: int | None) -> int | None:
-    """None: -1, which stands for whole rows."""
+    """The group size; None for -1, which means whole rows."""
     if config.values.get(key) == -1:
         return None
     return config.integer(key, default) if default is not None else config.integer(key)
@@ -174,7 +174,7 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
     "FP8_DYNAMIC": {**_FP8_CODES, "strategy": "channel"},
     "FP8_BLOCK": {**_FP8_CODES, "strategy": "block", "block_structure": [128, 128]},
 }
-"""The weights of schemes that a group may name, with a list of its targets, instead of spelling them out."""
+"""The weight settings of preset schemes. A group may name a preset with a list of targets instead of a full scheme."""
 
 
 def _group(source: str, key: str, value: Any) -> None:
@@ -254,7 +254,7 @@ def _weights_of_group(groups: RawConfig) -> tuple[RawConfig, str | None]:
 
 
 def _strategy(weights: RawConfig, group_size: int | None) -> str:
-    """As it is named, or as the library concludes from the size of groups."""
+    """The strategy that is named, or the one the library infers from the group size."""
     named = weights.text("strategy", None)
     if named is not None:
         return named.lower()
@@ -288,7 +288,7 @@ _RECIPE: KnownKeys = dict.fromkeys(
     ),
     anything,
 )
-"""How the codes were found, and how other engines run them."""
+"""Keys that say how the codes were computed and how other engines run them."""
 _GPTQ: KnownKeys = {
     **_LAYERS,
     **_RECIPE,

@@ -1,4 +1,4 @@
-"""Quantised weights in Hugging Face checkpoints: which tensors make up a weight, and what numbers they mean.
+"""Quantised weights in Hugging Face checkpoints: which tensors make up a weight, and how they are decoded.
 
     scheme                              tensors of a layer                         weight
     FP8 blocks (`fp8`)                  weight, weight_scale_inv                   code × scale of its 128×128 block
@@ -10,8 +10,8 @@
     AWQ                                 qweight, qzeros, scales                    codes along the outputs, in its order
 
 All become a `QuantizedWeight`. A layer that a scheme leaves out has a plain `weight`. `quantization_config` refuses
-what is not understood; what cannot be right (a part that is promised and missing, a scale that is NaN or zero, groups
-that do not divide) is refused here with the name of the tensor.
+unknown settings; this module refuses damaged data (a missing part, a scale that is NaN or zero, groups that do not
+divide the inputs) with the name of the tensor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from headway.layers.quantized_weight import QuantizedWeight
 from headway.loader.quantization_config import Awq, Compressed, Fp8, Gptq, Quantization, read_quantization
 
 PART_DTYPES = ("F8_E4M3", "I8", "U8", "I32", "I64")
-"""Of the tensors that make up a quantised weight, besides floats."""
+"""The dtypes, besides floats, of tensors that make up a quantised weight."""
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """AWQ has output 8k + j at this place of word k."""
 _WORD_BITS = 32
@@ -53,7 +53,7 @@ class StoredWeight:
     """The tensors of one layer's weight, by the ends of their names."""
 
     name: str
-    """Of the layer."""
+    """The layer's name."""
     source: str
     parts: Mapping[str, Part]
     decode: Callable[[StoredWeight], QuantizedWeight]
@@ -73,12 +73,12 @@ class StoredWeight:
         return self.decode(self)
 
     def require(self, ends: frozenset[str]) -> None:
-        """Refuse a layer that lacks one of these tensors."""
+        """Raise if the layer lacks one of these tensors."""
         for end in sorted(ends - self.parts.keys()):
             raise self.corrupt(end, "is missing")
 
     def part(self, end: str) -> Tensor:
-        """One of its tensors, which must be there; a scale must be a number."""
+        """One of the tensors. Raises if it is missing, or is a scale that is not a number."""
         self.require(frozenset({end}))
         tensor = self.parts[end].read_part()
         if end in _FLOAT_PARTS:
@@ -90,7 +90,7 @@ class StoredWeight:
         return tensor
 
     def expect(self, end: str, tensor: Tensor, *shape: int) -> None:
-        """Refuse a tensor of another shape."""
+        """Raise if a tensor has another shape."""
         if tuple(tensor.shape) != shape:
             raise self.corrupt(end, f"is {list(tensor.shape)}, but the layer's shape implies {list(shape)}")
 
@@ -98,7 +98,7 @@ class StoredWeight:
         return CorruptModelError(f"{self.source}: tensor {self.name}.{end} {what}; the checkpoint is damaged")
 
     def num_groups(self, size: int) -> int:
-        """Of so many inputs each."""
+        """The number of groups of `size` inputs in a row."""
         num_inputs = self.shape[1]
         if size <= 0 or num_inputs % size:
             raise CorruptModelError(
@@ -110,11 +110,11 @@ class StoredWeight:
 def find_weights(
     config: Mapping[str, Any], parts: Mapping[str, Part], shapes: Mapping[str, tuple[int, ...]], source: str
 ) -> tuple[str, dict[str, StoredWeight]]:
-    """The scheme's name and, by the name of the plain weight that they stand for, the quantised weights among the
-    tensors of a checkpoint.
+    """Find the quantised weights among a checkpoint's tensors. Returns the scheme's name, and the weights by the name
+    of the plain weight that each replaces.
 
-    `config`: its `quantization_config`. `shapes`: those that the architecture implies. Raises `UnsupportedModelError`
-    for a scheme that is not known, and `CorruptModelError` where a part is missing.
+    `config` is the `quantization_config`, and `shapes` are those that the architecture implies. Raises
+    `UnsupportedModelError` for an unknown scheme, and `CorruptModelError` if a part is missing.
     """
     scheme = _scheme(read_quantization(config, source))
     layers: dict[str, dict[str, Part]] = {}
@@ -141,9 +141,9 @@ def find_weights(
 class _Scheme:
     name: str
     ends: frozenset[str]
-    """Of the names of tensors that make up a weight, or belong to it."""
+    """The name endings of the tensors that make up a weight or belong to it."""
     required: frozenset[str]
-    """Those without which a weight is damaged."""
+    """The endings of tensors without which a weight is damaged."""
     decode: Callable[[StoredWeight], QuantizedWeight]
 
 
@@ -165,7 +165,7 @@ def _fp8(config: Fp8) -> _Scheme:
 
 
 def _decode_fp8(config: Fp8, stored: StoredWeight) -> QuantizedWeight:
-    """The scales of blocks are named so; those of the tensor or of rows have either name."""
+    """Decode FP8. Block scales are named `weight_scale_inv`; scales per tensor or row may have either name."""
     codes = _codes(stored, torch.float8_e4m3fn)
     end = "weight_scale_inv" if "weight_scale_inv" in stored.parts else "weight_scale"
     if config.block is not None and not (config.has_default_block and end == "weight_scale"):
@@ -182,7 +182,7 @@ def _expect_blocks(stored: StoredWeight, end: str, values: Tensor, block: tuple[
 
 
 def _codes(stored: StoredWeight, dtype: torch.dtype) -> Tensor:
-    """A code to an element, in the type that the scheme says."""
+    """The codes, one per element, in the scheme's dtype."""
     codes = stored.part("weight")
     stored.expect("weight", codes, *stored.shape)
     if codes.dtype is not dtype:
@@ -225,8 +225,8 @@ def _tiles(config: Compressed, stored: StoredWeight, end: str, values: Tensor) -
 def _by_strategy(
     stored: StoredWeight, end: str, values: Tensor, strategy: str, group_size: int | None
 ) -> tuple[Tensor, tuple[int, int]]:
-    """One value for all, for each row, or for each group of each row: [tiles of outputs, tiles of inputs], and the
-    size of a tile."""
+    """Shape values given once, per row, or per group of each row as [tiles of outputs, tiles of inputs]. Returns them
+    and the size of a tile."""
     num_outputs, num_inputs = stored.shape
     if strategy == "group":
         assert group_size is not None
@@ -242,7 +242,7 @@ def _by_strategy(
 
 
 def _unpack_codes(stored: StoredWeight, bits: int) -> Tensor:
-    """Codes along the inputs in words, moved so that none is negative."""
+    """Unpack codes stored along the inputs in words, shifted so that none is negative."""
     num_outputs, num_inputs = stored.shape
     if "weight_shape" in stored.parts and tuple(stored.part("weight_shape").tolist()) != stored.shape:
         raise stored.corrupt("weight_shape", f"is not {list(stored.shape)}")
@@ -252,7 +252,8 @@ def _unpack_codes(stored: StoredWeight, bits: int) -> Tensor:
 
 
 def _zero_points(config: Compressed, stored: StoredWeight, num_groups: int) -> Tensor | None:
-    """As the scales. Those of packed weights are in words along the outputs, unless one is for all."""
+    """The zero points, shaped as the scales. Packed weights store them in words along the outputs, unless there is
+    one."""
     end = "weight_zero_point"
     if end not in stored.parts:
         return None
@@ -278,7 +279,7 @@ def _gptq(config: Gptq) -> _Scheme:
 
 
 def _decode_gptq(config: Gptq, stored: StoredWeight) -> QuantizedWeight:
-    """Codes along the inputs in words, zeros along the outputs."""
+    """Decode GPTQ: words pack codes along the inputs and zeros along the outputs."""
     num_outputs, num_inputs = stored.shape
     bits, per_word = config.bits, _WORD_BITS // config.bits
     group_size = config.group_size or num_inputs
@@ -308,7 +309,7 @@ def _awq(config: Awq) -> _Scheme:
 
 
 def _decode_awq(config: Awq, stored: StoredWeight) -> QuantizedWeight:
-    """Codes and zeros along the outputs in words, in the format's order."""
+    """Decode AWQ: words pack codes and zeros along the outputs, in the format's order."""
     num_outputs, num_inputs = stored.shape
     group_size = config.group_size or num_inputs
     num_groups = stored.num_groups(group_size)

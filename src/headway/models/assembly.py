@@ -1,8 +1,8 @@
-"""From a checkpoint to a `Decoder`: which tensors are needed, which are fused, and the order they are read in.
+"""Builds a `Decoder` from a checkpoint: which tensors are needed, which are fused, and the order they are read in.
 
 The checkpoint's index is compared with what the architecture implies before anything is read, so a wrong file fails at
-once. Then one tensor at a time is read, put in its place and dropped; the peak is the finished model plus one layer's
-widest projection.
+once. Then one tensor at a time is read, put in its place and dropped. The peak memory is the finished model plus one
+layer's widest projection.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 LM_HEAD = "lm_head.weight"
 
-# Buffers that old exporters saved and that follow from the configuration.
+# Buffers that old exporters saved, and that can be computed from the configuration.
 _HARMLESS = re.compile(r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$|(^|\.)attn\.(masked_)?bias$")
 _MAX_NAMES_SHOWN = 5
 
@@ -62,9 +62,9 @@ def load_decoder(
     progress: Progress | None = None,
     ranks: Collectives | None = None,
 ) -> Decoder:
-    """Read a checkpoint, or the part of it that is this rank's, into a model on `device` that computes in `dtype`.
+    """Read a checkpoint, or this rank's part of it, into a model on `device` that computes in `dtype`.
 
-    `quantization` and `keeps_stored` say what becomes of the weights (see `LinearFactory`); `max_model_len` limits the
+    `quantization` and `keeps_stored` say how weights are held (see `LinearFactory`); `max_model_len` limits the
     rotary table.
     """
     config = checkpoint.config
@@ -149,14 +149,14 @@ def _summary(items: Sequence[str]) -> str:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all values are numbers. Reads the tensor once, and makes none of its size."""
+    """Whether all values are finite. Reads the tensor once, and allocates no tensor of its size."""
     if tensor.is_cpu and tensor.dtype == torch.float32 and tensor.is_contiguous() and native.is_available():
         return native.is_finite(tensor)
     return tensor.numel() == 0 or bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
 
 
 class _Reader:
-    """Reads tensors to where and how the model wants them, and counts what was read."""
+    """Reads tensors to the model's device and dtype, and counts the bytes read."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class _Reader:
         return tensor
 
     def weight(self, name: str) -> Weight:
-        """As `tensor`, or as codes and scales where it is stored and wanted so."""
+        """Read as `tensor` does, or as codes and scales if the weight stays stored so."""
         if not self.stays_stored(name):
             return self.tensor(name)
         weight = self._checkpoint.read_weight(name, device=self.device)
@@ -205,7 +205,7 @@ class _Reader:
         return own.to(self.device) if isinstance(own, QuantizedWeight) else own.to(self.device, self._dtype)
 
     def stays_stored(self, name: str) -> bool:
-        """Whether a weight is stored, and wanted, as codes and scales."""
+        """Whether a weight is stored as codes and scales, and is kept so."""
         return self.factory.keeps_stored and name in self._checkpoint.quantized
 
     def _part(self, name: str) -> tuple[int, range] | None:
@@ -213,14 +213,15 @@ class _Reader:
 
     def _count(self, name: str) -> None:
         if name in self._names_read:
-            return  # a tied table, as floats and as the output layer's codes
+            return  # a tied table is read twice: as floats, and as the output layer's codes
         self._names_read.add(name)
         self._num_bytes_read += self._checkpoint.index[name].num_bytes
         if self._progress is not None:
             self._progress(self._num_bytes_read, self._num_bytes)
 
     def _refuse(self, name: str, read: Tensor) -> NoReturn:
-        """A single such weight makes every answer NaN or, where it is quantised, plausible and wrong."""
+        """Raise for a weight with values that are not finite. One such value makes every answer NaN or, in a quantised
+        weight, plausible and wrong."""
         source = f"{self._checkpoint.name}: tensor {name}"
         if is_finite(read):
             dtype = str(self._dtype).removeprefix("torch.")
@@ -242,7 +243,7 @@ class _Reader:
         return self.factory.linear(self._stacked(weights), own_bias)
 
     def _quantised(self, name: str, columns: range) -> Weight:
-        """Codes whose scales are those of whole rows, as they are where these are not divided."""
+        """Quantise a part of a weight with the scales of whole rows, as they are when rows are not divided."""
         read = self._checkpoint.read(name, device=self.device).to(device=self.device, dtype=self._dtype)
         self._count(name)
         if not is_finite(read):
@@ -250,7 +251,7 @@ class _Reader:
         return self.factory.quantised(read).columns(columns)
 
     def vocabulary(self, ranks: Collectives | None) -> Vocabulary | None:
-        """Which tokens are this rank's, where they are divided."""
+        """This rank's tokens, if the vocabulary is divided among ranks; otherwise None."""
         if self._shard is None or ranks is None:
             return None
         return Vocabulary(ranks, own=self._shard.vocab, width=self._shard.vocab_width, size=self.config.vocab_size)
@@ -328,19 +329,20 @@ def _head_norms(reader: _Reader, prefix: str) -> HeadNorms:
 
 
 # ---- rotary tables --------------------------------------------------------------------------------------------------
-# The frequencies of a head of D elements are theta^(-2i/D), i < D/2. They are computed in float32 and in the same order
-# as Hugging Face transformers does, since at position 8,000 a last-bit difference in a frequency is visible.
+# The frequencies of a head of D elements are theta^(-2i/D), i < D/2. They are computed in float32, in the same order of
+# operations as in Hugging Face transformers: at position 8,000 a last-bit difference in a frequency is visible.
 
 
 def build_cos_sin(rope: RopeConfig, head_dim: int, num_positions: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """float32 [num_positions, head_dim]: in each row the cosines of the head_dim / 2 pairs, then their sines."""
+    """The rotary table, float32 [num_positions, head_dim]: each row has the cosines of the head_dim / 2 pairs, then
+    their sines."""
     scale = rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling) else 1.0
     angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * scaled_frequencies(rope, head_dim)
     return (torch.cat((angles.cos(), angles.sin()), dim=-1) * scale).to(device)
 
 
 def scaled_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Radians per position of each of the head_dim / 2 pairs, float32."""
+    """The radians per position of each of the head_dim / 2 pairs, float32."""
     powers = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     base = 1.0 / powers
     match rope.scaling:

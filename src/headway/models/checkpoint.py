@@ -24,7 +24,7 @@ _NUM_SAMPLES, _SAMPLE_BYTES = 512, 4096
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What is known of a tensor without reading it."""
+    """What the headers say about a tensor."""
 
     shape: tuple[int, ...]
     num_bytes: int
@@ -34,22 +34,22 @@ class TensorInfo:
 class Checkpoint(ABC):
     """Weights that can be read one tensor at a time. Tensor names are those of Hugging Face checkpoints.
 
-    Opening one reads headers, and an output layer that is stored although it is tied; everything that can be checked
-    from them has been checked.
+    Opening one reads the headers, and an output layer that is stored although it is tied, and checks everything that
+    can be checked from them.
     """
 
     name: str
-    """For people: the file, folder, hub id or shape."""
+    """Shown to people: the file, folder, hub id or shape."""
     path: Path | None
-    """File or folder the weights are in; None where there is none."""
+    """The file or folder of the weights; None if there is none."""
     config: DecoderConfig
     index: Mapping[str, TensorInfo]
     quantized: Collection[str] = frozenset()
-    """The weights that are stored as codes and scales."""
+    """Names of the weights that are stored as codes and scales."""
 
     def identity(self) -> bytes:
-        """Changes with the weights, and is the same for copies of them on other machines. Files are known by their
-        names, sizes and samples: a change of more than a 512th of a file is noticed."""
+        """A hash that changes with the weights and is the same for copies on other machines. It covers file names, file
+        sizes and samples of the contents, so a change of more than a 512th of a file is noticed."""
         digest = hashlib.blake2b(repr((self.config, sorted(self.index.items()))).encode(), digest_size=16)
         for path in self._weight_files():
             size = path.stat().st_size
@@ -70,24 +70,24 @@ class Checkpoint(ABC):
         return sum(info.num_bytes for info in self.index.values())
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor in turn; the caller decides how long each one stays in memory."""
+        """Yields every tensor in turn; the caller decides how long each one stays in memory."""
         for name in self.index:
             yield name, self.read(name)
 
     @abstractmethod
     def read(self, name: str, *, device: torch.device | str = "cpu") -> Tensor:
-        """One tensor, in memory of its own.
+        """Read one tensor into new memory.
 
-        `device` says where the tensor is bound for. Files are read to the CPU whatever it says; weights that are made
-        up are made there.
+        `device` is where the tensor will be used. Files are read to the CPU in any case; dummy weights are generated on
+        `device`.
         """
 
     def read_part(self, name: str, dim: int, part: range, *, device: torch.device | str = "cpu") -> Tensor:
-        """Some rows (`dim` 0) or columns (1) of a tensor; by itself the whole is read, and dropped."""
+        """Some rows (`dim` 0) or columns (1) of a tensor. The default reads the whole tensor and drops the rest."""
         return self.read(name, device=device).narrow(dim, part.start, len(part)).clone()
 
     def read_weight(self, name: str, *, device: torch.device | str = "cpu") -> Weight:
-        """The weight of a linear layer: as codes and scales where it is stored so, else as `read` has it."""
+        """The weight of a linear layer: codes and scales if it is stored so, otherwise what `read` returns."""
         return self.read(name, device=device)
 
     @abstractmethod

@@ -6,10 +6,10 @@
         residual += mlp(norm(residual))
     hidden = norm(residual)
 
-Each line of a layer is a function, chosen at load by the kinds of its weights (`LayerForms`). What a projection adds to
-the residual may still be on its way as `delta` (see `layers/linear.py`); the next norm takes it. Families differ only
-in what is present (biases, head norms) and in numbers, all of which `DecoderConfig` says. Each layer has its own heads,
-window and rotary table; nothing here takes them to be the same in all.
+Each line of a layer is a function, chosen at load by the kinds of its weights (`LayerForms`). A projection's sum into
+the residual may be left as `delta` (see `layers/linear.py`), which the next norm adds. Families differ only in optional
+parts (biases, head norms) and in sizes, all given by `DecoderConfig`. Each layer has its own heads, window and rotary
+table; nothing here assumes that they are the same in all layers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from headway.models.decoder_config import DecoderConfig
 
 
 class LayerForms(NamedTuple):
-    """What a layer's projections compute, with norms and sums, in the forms that their weights have."""
+    """The functions that compute a layer's projections, with the norms and sums fused as their weights allow."""
 
     qkv: AfterNorm
     o: IntoResidual
@@ -50,7 +50,7 @@ class DecoderLayer:
     mlp: Mlp
 
     def forms(self, ops: Ops, eps: float, next_norm: Tensor) -> LayerForms:
-        """Choose how its projections are computed. `next_norm`: the weight of the norm behind the layer."""
+        """Choose how the projections are computed. `next_norm` is the weight of the norm after the layer."""
         before_mlp = Norm(self.post_attention_norm, eps, ops.norm)
         return LayerForms(
             qkv=self.qkv.after_norm(Norm(self.input_norm, eps, ops.norm)),
@@ -60,7 +60,7 @@ class DecoderLayer:
 
     @property
     def own(self) -> DecoderLayer:
-        """The same with this rank's parts as if they were the whole; see `Linear.own`."""
+        """The layer with this rank's parts as if they were the whole; see `Linear.own`."""
         return replace(self, o=self.o.own, mlp=self.mlp.own)
 
     @property
@@ -76,23 +76,23 @@ class DecoderLayer:
 
 
 class Vocabulary:
-    """Tokens that are divided among ranks: each has the vectors of its own, and computes their logits."""
+    """A vocabulary divided among ranks: each rank has its own tokens' vectors and computes their logits."""
 
     def __init__(self, ranks: Collectives, *, own: range, width: int, size: int) -> None:
-        """`width`: tokens of a rank, of which the last may have fewer; `size`: all of them."""
+        """`width` is the number of tokens per rank; the last rank may have fewer. `size` is the whole vocabulary."""
         self._ranks = ranks
         self._own = own
         self._width = width
         self._size = size
 
     def embedding(self, ops: Ops, token_ids: Tensor, table: Tensor) -> Tensor:
-        """Vectors of any tokens: those of others come from their ranks."""
+        """The vectors of any tokens; those of other ranks' tokens come from these ranks."""
         is_other = (token_ids < self._own.start) | (token_ids >= self._own.stop)
         vectors = ops.embedding((token_ids - self._own.start).masked_fill(is_other, 0), table)
         return self._ranks.all_reduce(vectors.masked_fill_(is_other[:, None], 0))
 
     def logits(self, own: Tensor, out: Tensor | None) -> Tensor:
-        """All logits of the rows that every rank has computed its own of."""
+        """Gather the whole vocabulary's logits from `own`, each rank's logits of the same rows."""
         padded = own if own.shape[1] == self._width else F.pad(own, (0, self._width - own.shape[1]))
         gathered = self._ranks.all_gather(padded.contiguous())
         logits = gathered.transpose(0, 1).reshape(len(own), -1)[:, : self._size]
@@ -113,7 +113,7 @@ class Decoder:
         lm_head: Linear,
         vocabulary: Vocabulary | None = None,
     ) -> None:
-        """`vocabulary`: of `embedding` and `lm_head`, where they are a rank's part."""
+        """`vocabulary` is given if `embedding` and `lm_head` are only this rank's part."""
         for index, layer in enumerate(layers):
             if layer.heads.window is not None:
                 raise UnsupportedModelError(
@@ -137,9 +137,9 @@ class Decoder:
     ) -> Tensor:
         """Hidden states of the step that `attention` has planned; writes the step's keys and values.
 
-        token_ids and positions are int64 [T], in the order of the planned batch. `wanted_rows`, int64 indices into
-        them, names the tokens whose hidden state is needed, in the order of the result; what follows the last layer's
-        attention is computed for these alone. `None`: all. Returns [T or len(wanted_rows), hidden].
+        token_ids and positions are int64 [T], in the order of the planned batch. `wanted_rows` are int64 indices of the
+        tokens whose hidden states are returned, in the order of the result. The work after the last layer's attention
+        is done only for them; `None` means all tokens. Returns [T or len(wanted_rows), hidden].
         """
         ops, last_layer = self.ops, len(self.layers) - 1
         if self._vocabulary is None:
@@ -160,8 +160,8 @@ class Decoder:
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Rows of `forward`'s result [R, hidden] -> [R, vocab], in the dtype the model computes in.
 
-        Nothing is widened here: a sampler may read them as they are; sums of probabilities want float32. `out`
-        [R, vocab] is where they are written, if given.
+        They are not converted to float32: a sampler reads them directly; only sums of probabilities need float32. They
+        are written to `out` [R, vocab] if it is given.
         """
         if self._vocabulary is None:
             return self.lm_head(hidden, out)
@@ -170,7 +170,7 @@ class Decoder:
     def _attend(
         self, index: int, layer: DecoderLayer, qkv: Tensor, positions: Tensor, attention: AttentionBackend
     ) -> Tensor:
-        """Rotate, write keys and values, attend: in one where the backend can, for the step it has planned."""
+        """Rotate, write keys and values, and attend, in one call if the backend can do so for the planned step."""
         if attention.takes_qkv:
             return attention.run_qkv(index, qkv, positions, layer.heads, layer.head_norms)
         kv, slot_mapping = attention.kv_caches[index], attention.batch.slot_mapping
@@ -180,17 +180,17 @@ class Decoder:
 
     @property
     def forms_alone(self) -> LayerForms:
-        """What a first layer computes of this rank's parts, without the other ranks: to compile and to measure it."""
+        """The first layer's functions on this rank's parts, without the other ranks, to compile and to measure them."""
         return self.layers[0].own.forms(self.ops, self.config.rms_norm_eps, self.norm)
 
     @property
     def num_bytes(self) -> int:
-        """Memory held by the weights and the rotary tables; what is shared (tied embeddings, tables) counts once."""
+        """Bytes of the weights and the rotary tables. Shared tensors (tied embeddings, tables) count once."""
         tensors = [self.embedding, self.norm, *self.lm_head.tensors]
         tensors += [tensor for layer in self.layers for tensor in layer.tensors]
         return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
     @property
     def num_step_bytes(self) -> int:
-        """Of that, the weights of linear layers, which every step reads."""
+        """Bytes of the linear layers' weights, which every step reads."""
         return self.lm_head.num_bytes + sum(linear.num_bytes for layer in self.layers for linear in layer.linears)

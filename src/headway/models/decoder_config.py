@@ -1,15 +1,14 @@
-"""One normalised description of a decoder, whatever family it is of and whatever file it came from.
+"""One normalised description of a decoder, for every model family and every file format.
 
-Standard library only: the scheduler, the simulator and the command line can reason about a model without tensors.
-
-`Shard` says which part of a model a rank has:
+It uses only the standard library, so the scheduler, the simulator and the command line can reason about a model
+without tensors. `Shard` says which part of a model a rank has:
 
     q, k, v, gate, up        rows of the weight: each rank computes its own heads and columns
     o, down                  columns of the weight: each rank has a part of every sum
     embedding, output layer  rows: a rank knows some tokens' vectors, and computes their logits
     norms                    whole, on every rank
 
-Where there are more ranks than key heads, several ranks have the same one and divide its query heads.
+If there are more ranks than key heads, several ranks have the same key head and divide its query heads.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class YarnScaling:
     factor: float
     original_max_position: int
     attention_factor: float
-    """Multiplies cosines and sines; already resolved from mscale and friends."""
+    """Multiplies cosines and sines; already computed from `mscale` and related keys."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
@@ -82,20 +81,20 @@ class DecoderConfig:
     num_kv_heads: int
     head_dim: int
     max_position: int
-    """Longest context the model was made for."""
+    """The longest context that the model was trained for."""
     rms_norm_eps: float = 1e-6
     tie_embeddings: bool = False
-    """The output projection is the embedding table."""
+    """Whether the output projection is the embedding table."""
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    """RMS norm over each head of q and k before the rotation."""
+    """Whether each head of q and k has an RMS norm before the rotation."""
     rope: RopeConfig = RopeConfig()
     torch_dtype: str = "float32"
     """The dtype the checkpoint declares: "float32", "float16" or "bfloat16"."""
     stored: str = ""
-    """What the checkpoint's linear layers are quantised to, for people; empty: floats."""
+    """The quantised format of the checkpoint's linear layers, shown to people; empty: floats."""
 
     @property
     def q_size(self) -> int:
@@ -110,12 +109,12 @@ class DecoderConfig:
         return self.q_size + 2 * self.kv_size
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """KV-cache bytes of one token over all layers."""
+        """The KV-cache bytes of one token in all layers."""
         return 2 * self.num_layers * self.kv_size * dtype_bytes
 
     @property
     def num_parameters(self) -> int:
-        """Weights in the whole model; a tied embedding counts once."""
+        """The number of weights in the whole model; a tied embedding counts once."""
         embedding = self.vocab_size * self.hidden_size
         attention = self.hidden_size * (self.qkv_size + self.q_size)
         attention += self.qkv_size * self.qkv_bias + self.hidden_size * self.o_bias + 2 * self.head_dim * self.qk_norm
@@ -126,7 +125,7 @@ class DecoderConfig:
 
 
 _UNITS = (256, 128, 64, 32, 16, 8, 4, 2, 1)
-"""Columns of the MLP that stay together: groups of quantised weights, and widths that kernels like."""
+"""Numbers of MLP columns that stay on one rank, largest first: they keep quantisation groups whole and suit kernels."""
 _VOCAB_UNIT = 64
 _ROWS, _COLUMNS = 0, 1
 
@@ -140,15 +139,15 @@ class Shard:
     heads: range
     kv_heads: range
     columns: range
-    """Of the MLP."""
+    """The rank's columns of the MLP."""
     vocab: range
     vocab_width: int
-    """Tokens of a rank; the last may have fewer."""
+    """The number of tokens per rank; the last rank may have fewer."""
     whole: DecoderConfig
 
     @classmethod
     def of(cls, config: DecoderConfig, rank: int, size: int) -> Shard:
-        """That of rank `rank` of `size`. `ConfigError` if the model cannot be divided so."""
+        """The part of rank `rank` of `size`. Raises `ConfigError` if the model cannot be divided so."""
         if not 0 <= rank < size:
             raise ValueError(f"there is no rank {rank} of {size}")
         kv_heads, heads = _heads(config, rank, size)
@@ -167,12 +166,12 @@ class Shard:
 
     @classmethod
     def largest(cls, config: DecoderConfig, size: int) -> Shard:
-        """That of the rank with most heads."""
+        """The part of the rank with the most heads."""
         return max((cls.of(config, rank, size) for rank in range(size)), key=lambda shard: len(shard.heads))
 
     @property
     def config(self) -> DecoderConfig:
-        """The rank's own heads and columns; the vocabulary is everybody's."""
+        """The model's configuration with this rank's heads and columns, and the whole vocabulary."""
         return replace(
             self.whole,
             num_heads=len(self.heads),
@@ -181,7 +180,7 @@ class Shard:
         )
 
     def part(self, name: str) -> tuple[int, range] | None:
-        """Which dimension of this tensor is divided, and the rank's range of it; None: the tensor is whole."""
+        """The dimension in which this tensor is divided, and the rank's range of it. None: the tensor is whole."""
         kind, end = name.split(".")[-2:]
         head_dim = self.whole.head_dim
         if kind == "q_proj":
@@ -199,12 +198,12 @@ class Shard:
         return None
 
     def shape(self, name: str, whole: tuple[int, ...]) -> tuple[int, ...]:
-        """Of the rank's part of a tensor."""
+        """The shape of the rank's part of a tensor."""
         part = self.part(name)
         return whole if part is None else (*whole[: part[0]], len(part[1]), *whole[part[0] + 1 :])
 
     def has_bias(self, name: str) -> bool:
-        """Whether the bias of this layer is this rank's to add: that of a sum is the first's."""
+        """Whether this rank adds the layer's bias. The bias of a sum over ranks is added by the first rank."""
         return self.rank == 0 or not name.endswith(("o_proj", "down_proj"))
 
 
@@ -213,7 +212,7 @@ def _scaled(part: range, times: int) -> range:
 
 
 def _heads(config: DecoderConfig, rank: int, size: int) -> tuple[range, range]:
-    """(key heads, query heads)"""
+    """The rank's (key heads, query heads)."""
     num_kv, group = config.num_kv_heads, config.num_heads // config.num_kv_heads
     if size <= num_kv:
         kv = range(rank * num_kv // size, (rank + 1) * num_kv // size)
@@ -231,14 +230,14 @@ def _heads(config: DecoderConfig, rank: int, size: int) -> tuple[range, range]:
 
 
 def _sizes(config: DecoderConfig) -> str:
-    """Those that work, for people."""
+    """The numbers of ranks that work, as text for an error message."""
     num_kv, group = config.num_kv_heads, config.num_heads // config.num_kv_heads
     more = [num_kv * times for times in range(2, group + 1) if group % times == 0]
     return f"1 to {num_kv}" + (f", or {', '.join(map(str, more))}" if more else "")
 
 
 def _vocab_width(num: int, size: int) -> int:
-    """Even numbers where the last rank still gets some."""
+    """The number of tokens per rank: a multiple of `_VOCAB_UNIT`, if the last rank then still gets some."""
     if num < size:
         raise ConfigError(f"tensor_parallel_size {size} is more than the model's {num} tokens.")
     widths = [-(-num // (size * unit)) * unit for unit in (_VOCAB_UNIT, 1)]

@@ -1,4 +1,4 @@
-"""From a config.json to a `DecoderConfig`: which architectures are known, and how each one's configuration is read.
+"""Turns a config.json into a `DecoderConfig`: which architectures are known, and how each one's file is read.
 
 A family is a function of `RawConfig`. To add one: write that function, and name it in `_HF_FAMILIES` (the class names
 in a config.json's `architectures`), list the keys of its configuration class in `hf_config_keys.py` and, if llama.cpp
@@ -49,7 +49,7 @@ class RawConfig:
         return value
 
     def optional_integer(self, key: str, default: int | None) -> int | None:
-        """A positive integer, or None where the file says null (or lacks the key and `default` is None)."""
+        """A positive integer, or None if the file says null (or lacks the key and `default` is None)."""
         if key in self.values and self.values[key] is None:
             return None
         return None if default is None and key not in self.values else self.integer(key, default or 0)
@@ -74,7 +74,7 @@ class RawConfig:
         return value
 
     def section(self, key: str) -> RawConfig | None:
-        """A nested object, or None where it is absent, null or empty."""
+        """A nested object, or None if it is absent, null or empty."""
         value = self.values.get(key)
         if not value:
             return None
@@ -147,7 +147,7 @@ def config_from_hf(raw: Mapping[str, Any], source: str) -> DecoderConfig:
 
 
 def cap_to_window(config: DecoderConfig, window: int | None) -> DecoderConfig:
-    """Limit the context to the sliding window: up to there, windowed and full attention are the same."""
+    """Limit the context to the sliding window: up to that length, windowed and full attention are the same."""
     if window is None or window <= 0 or window >= config.max_position:
         return config
     logger.warning(
@@ -188,8 +188,8 @@ def _common(
     num_kv_heads: int | None = None,
     head_dim: int | None = None,
 ) -> DecoderConfig:
-    """What all families share. `max_position`, `num_kv_heads` (None: as many as heads) and `head_dim` (None: of the
-    hidden size) are the family's defaults."""
+    """Read the keys that all families share. `max_position`, `num_kv_heads` (None: as many as heads) and `head_dim`
+    (None: from the hidden size) are the family's defaults."""
     activation = raw.text("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise UnsupportedModelError(f"{raw.source}: activation {activation!r} is not supported; only silu is")
@@ -233,7 +233,7 @@ def _declared_dtype(raw: RawConfig) -> str:
 
 
 def rope_from_hf(raw: RawConfig, max_position: int) -> RopeConfig:
-    """Theta and scaling of a model whose declared context is `max_position`."""
+    """Read theta and scaling for a model whose declared context is `max_position`."""
     parameters = raw.section("rope_scaling") or raw.section("rope_parameters") or RawConfig({}, raw.source)
     if any(isinstance(value, dict) for value in parameters.values.values()):
         raise UnsupportedModelError(f"{parameters.source}: different rotary positions per layer are not supported")
@@ -245,8 +245,8 @@ def rope_from_hf(raw: RawConfig, max_position: int) -> RopeConfig:
 
 
 def extended_context(rope: RopeConfig, max_position: int) -> int:
-    """The context of a model that declares `max_position`. With YaRN files mostly declare what they were trained with
-    before, and extend it by the factor; other kinds of scaling come with the context they were made for."""
+    """The context of a model that declares `max_position`. Files with YaRN mostly declare the length before extension,
+    which the factor multiplies; files with other kinds of scaling declare the extended length."""
     if not isinstance(rope.scaling, YarnScaling):
         return max_position
     return max(max_position, int(rope.scaling.original_max_position * rope.scaling.factor))

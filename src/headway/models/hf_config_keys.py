@@ -1,7 +1,7 @@
-"""The keys of each architecture's configuration class in transformers 5, and what becomes of them.
+"""The keys of each architecture's configuration class in transformers 5, and how each is treated.
 
-A key of the class that changes what is computed is read, or has a rule that accepts only the values that leave the
-feature out. A key that the class does not have means nothing to the architecture and is ignored, as transformers does.
+A key of the class that changes the computation is read, or has a rule that accepts only values which turn the feature
+off. A key that the class does not have means nothing to the architecture and is ignored, as transformers does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _READ = (
     *("rope_parameters", "tie_word_embeddings", "eos_token_id"),
 )
 _WITHOUT_EFFECT = (
-    # of training, of other tasks, and of transformers itself
+    # keys of training, of other tasks, and of transformers itself
     *("transformers_version", "output_hidden_states", "return_dict", "chunk_size_feed_forward", "id2label", "label2id"),
     *("problem_type", "initializer_range", "use_cache", "attention_dropout", "pad_token_id", "bos_token_id"),
 )
@@ -54,10 +54,10 @@ _COMMON: KnownKeys = {
 _WINDOWS: KnownKeys = {
     "use_sliding_window": only(None, False),
     "layer_types": _full_attention,
-    **dict.fromkeys(("sliding_window", "max_window_layers"), anything),  # without use_sliding_window
+    **dict.fromkeys(("sliding_window", "max_window_layers"), anything),  # mean nothing unless use_sliding_window is set
 }
 KEYS_OF_ARCHITECTURE: Mapping[str, KnownKeys] = {
-    # pretraining_tp: the same products in parts
+    # pretraining_tp computes the same products in parts
     "LlamaForCausalLM": {**_COMMON, **dict.fromkeys(("attention_bias", "mlp_bias", "pretraining_tp"), anything)},
     "MistralForCausalLM": {**_COMMON, "sliding_window": anything},
     "Qwen2ForCausalLM": {**_COMMON, **_WINDOWS},

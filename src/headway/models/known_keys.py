@@ -1,7 +1,7 @@
-"""Which keys a record of a configuration file may have, and with which values: the rest is refused by name.
+"""Which keys and values a record of a configuration file may have; an error names any other key.
 
 A table gives a rule for each key. A rule gets the place of the record (for errors), the key and the value, and raises
-where it does not accept the value.
+if it does not accept the value.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def anything(source: str, key: str, value: Any) -> None:
 
 
 def only(*accepted: Any) -> Rule:
-    """Accept these values. They are those that are implemented, or that leave a feature out."""
+    """Accept only these values: those that are implemented, or that turn a feature off."""
 
     def check(source: str, key: str, value: Any) -> None:
         if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in accepted):

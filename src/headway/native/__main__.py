@@ -1,4 +1,4 @@
-"""`python -m headway.native`: build the CPU kernels now, and say what was done."""
+"""`python -m headway.native`: build the CPU kernels now, and print the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from headway.native.lib import NativeLibrary
 
 
 def main() -> int:
-    """Build (or find in the cache) and load; exit status 1 with the compiler's words if that fails."""
+    """Build the library (or find it in the cache) and load it. If that fails, print the compiler's output and return
+    1."""
     start = time.perf_counter()
     try:
         result = build()

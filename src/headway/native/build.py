@@ -1,10 +1,10 @@
-"""Compiles the C sources into one shared library for this machine, once, and finds it in a cache afterwards.
+"""Compiles the C sources into one shared library for this machine, once, and caches it.
 
 The file name is a hash of everything the result depends on (sources, flags, compiler, CPU), so a changed source or a
 cache directory shared between machines never yields a wrong library. Compiling happens in a private directory and ends
-with a rename: two processes at once do the work twice and both get a whole file. Only a library that this user has
-compiled is loaded. Where the cache cannot be written, a temporary folder takes its place, for this process alone. What
-makes the kernels slow, or takes their place, is logged.
+with a rename: two processes at once do the work twice, and both get a complete file. Only a library that this user has
+compiled is loaded. If the cache cannot be written, this process uses a temporary folder instead. Anything that makes
+the kernels slow, or replaces them, is logged.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _COMMON_FLAGS = (
     "-O3",
     "-fPIC",
     "-pthread",
-    "-ffp-contract=off",  # a fused multiply-add happens where the source says so, and nowhere else
+    "-ffp-contract=off",  # fused multiply-adds only where the source asks for them
     "-fno-math-errno",
     "-fno-trapping-math",
     "-fvisibility=hidden",
@@ -73,13 +73,13 @@ _ISA_FLAGS = {
 
 @dataclass(frozen=True)
 class BuildResult:
-    """Where the library is and how it came to be."""
+    """The library's path, and how it was obtained."""
 
     path: Path
     compiler: tuple[str, ...]
     flags: tuple[str, ...]
     compiled: bool
-    """False when it was found in the cache."""
+    """False if it was found in the cache."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Compiler:
 
 def build(isa: str | None = None, folder: Path | None = None, *, what: str = "the CPU kernels") -> BuildResult:
     """Return the library for `isa` (default $HEADWAY_NATIVE_ISA, else the machine's own), compiling it if needed.
-    `folder`: the sources, those of the kernels by default; `what` they are, for people who wait for them."""
+    `folder` has the sources, by default the kernels'; `what` describes them in the progress display."""
     folder = folder or SOURCE_DIR
     isa = isa or os.environ.get(ISA_VARIABLE) or "native"
     if isa != "native" and isa not in _ISA_FLAGS:
@@ -133,8 +133,8 @@ def build(isa: str | None = None, folder: Path | None = None, *, what: str = "th
 
 
 def load_library(path: Path) -> ctypes.CDLL:
-    """Load a library that this user has compiled; `OSError` for one that another user may have put there. It is opened
-    through its folder, so that what is loaded is what was looked at."""
+    """Load a library that this user has compiled. Raises `OSError` for one that another user may have put there. The
+    file is opened through its folder, so that the file that was checked is the one that is loaded."""
     with opened_folder(path.parent) as folder:
         with opened_private(path.name, folder=folder):
             pass
@@ -143,7 +143,7 @@ def load_library(path: Path) -> ctypes.CDLL:
 
 
 def _place(name: str) -> tuple[Path, OSError | None]:
-    """Where a library is, or is to be made; and why that is not the cache, if it is not."""
+    """The path where a library is, or will be made; and the error if that is not in the cache."""
     try:
         target = private_folder(cache_dir()) / name
     except OSError as error:
@@ -153,7 +153,7 @@ def _place(name: str) -> tuple[Path, OSError | None]:
 
 
 def find_compilers() -> list[Compiler]:
-    """$CC, cc, gcc, clang, then the ziglang wheel: those that exist, in this order."""
+    """The compilers that exist, in this order: $CC, cc, gcc, clang, then the ziglang wheel."""
     found: list[Compiler] = []
     explicit = shlex.split(os.environ.get("CC", ""))
     for command in (explicit, ["cc"], ["gcc"], ["clang"]):
@@ -173,7 +173,7 @@ def find_compilers() -> list[Compiler]:
 
 
 def _isa_flags(isa: str, compiler: Compiler) -> tuple[str, ...]:
-    # zig calls everything -mcpu, and checks undefined behaviour unless told not to
+    # zig uses -mcpu for every target, and checks for undefined behaviour unless that is disabled
     zig_extra = ("-fno-sanitize=undefined",) if compiler.is_zig else ()
     if isa != "native":
         return (*_ISA_FLAGS[isa], *zig_extra)
@@ -192,7 +192,7 @@ def _fingerprint(compiler: Compiler, flags: tuple[str, ...], folder: Path) -> st
 
 
 def _cpu_identity() -> str:
-    """Architecture plus the first core's feature flags, where the system lists them."""
+    """The architecture plus the first core's feature flags, if the system lists them."""
     wanted = ("flags", "Features", "model name", "CPU part")
     try:
         first_core = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
@@ -207,7 +207,7 @@ class _CompilerFailedError(Exception):
 
 
 def _compile(compiler: Compiler, flags: tuple[str, ...], folder: Path, target: Path, progress: Meter) -> None:
-    """All files beside each other, as many at once as there are cores; those that take longest begin first."""
+    """Compile all files in parallel, one per core, and start with those that take longest."""
     with tempfile.TemporaryDirectory(prefix="build-", dir=target.parent) as directory:
         sources = sorted(folder.glob("*.c"), key=_effort, reverse=True)
         objects = [f"{directory}/{source.stem}.o" for source in sources]
@@ -230,8 +230,8 @@ def _compile(compiler: Compiler, flags: tuple[str, ...], folder: Path, target: P
 
 
 def _effort(source: Path) -> int:
-    """How long a file takes to compile, roughly: most of the time goes into the kernels of quantised weights, which are
-    a line each and are unrolled for every number of rows."""
+    """Roughly how long a file takes to compile. The kernels of quantised weights take most of the time: each is one
+    line of source and is unrolled for every number of rows."""
     return 10 if source.stem.startswith("tile_") else 1
 
 
@@ -245,7 +245,8 @@ def _run(command: list[str]) -> None:
 
 
 def usable_cpus() -> int:
-    """At least 1; a quota of 1.5 cores counts as 1, since a second thread would be stopped half of the time."""
+    """The number of cores this process may use, at least 1. A quota of 1.5 cores counts as 1, because a second thread
+    would be stopped half of the time."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_quota()
     return max(1, min(cpus, int(quota)) if quota is not None else cpus)

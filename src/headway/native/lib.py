@@ -1,6 +1,6 @@
 """Thin wrappers around the compiled kernels: check the tensors, pass their addresses.
 
-Every function also exists as a raw entry of `NativeLibrary` for callers that hold checked addresses already. Short
+Every function also exists as a raw entry of `NativeLibrary` for callers that already hold checked addresses. Short
 kernels are called with the interpreter lock held (taking it back under contention would cost more than they run); long
 ones release it.
 """
@@ -38,9 +38,9 @@ WEIGHT_KINDS = ("hw_int8_linear", "hw_int4_linear", "hw_f32_linear")
 """Kernels of packed weights, in the order of `hw_weights`."""
 
 TILE = 16
-"""Outputs that are packed together."""
+"""The number of outputs that are packed together."""
 INT4_GROUP = 32
-"""Inputs that share a scale of 4-bit weights."""
+"""The number of inputs that share a scale in 4-bit weights."""
 
 MAX_HEAD_DIM = 1024
 SAMPLING_RECORD_BYTES = 40
@@ -110,7 +110,7 @@ class NativeLibrary:
         self.set_num_threads(usable_cpus())
 
     def set_num_threads(self, n: int) -> None:
-        """Threads a kernel may use, the caller included; workers start when first needed."""
+        """Set how many threads a kernel may use, the caller included. Workers start when first needed."""
         self.released.hw_set_num_threads(n)
 
     def get_num_threads(self) -> int:
@@ -119,7 +119,7 @@ class NativeLibrary:
 
 @functools.cache
 def load() -> NativeLibrary:
-    """The library for this process, compiled first if need be. Raises NativeBuildError."""
+    """The library for this process, compiled first if needed. Raises NativeBuildError."""
     library = NativeLibrary(build().path)
     if library.isa == "generic":
         wanted = os.environ.get(ISA_VARIABLE)
@@ -129,17 +129,17 @@ def load() -> NativeLibrary:
 
 
 def set_num_threads(n: int) -> None:
-    """Limit (or raise) the kernels' threads; the default is the number of cores the process may use."""
+    """Set the number of the kernels' threads. The default is the number of cores the process may use."""
     load().set_num_threads(n)
 
 
 def get_num_threads() -> int:
-    """Threads a kernel may use."""
+    """The number of threads a kernel may use."""
     return load().get_num_threads()
 
 
 def check(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """Refuse what the kernels cannot read: another dtype or device, or gaps between elements."""
+    """Raise for a tensor that the kernels cannot read: another dtype or device, or gaps between elements."""
     if tensor.dtype is not dtype or not tensor.is_cpu or not tensor.is_contiguous():
         raise ValueError(
             f"{name} must be a contiguous {dtype} tensor on the CPU, not {tensor.dtype} on {tensor.device} "
@@ -157,12 +157,12 @@ class PackedWeight:
     in_features: int
     library: NativeLibrary
     kernel: str
-    """Name of the function that multiplies with it."""
+    """The name of the function that multiplies with it."""
 
 
 class _Arena:
-    """Memory for packed weights, in chunks that are worth huge pages: without these, reading a model's many small
-    weights one after the other waits for address translation at every page. A chunk is freed with the last weight."""
+    """Memory for packed weights, in chunks large enough for huge pages. Without huge pages, reading a model's many
+    small weights in turn waits for address translation at every page. A chunk is freed with its last weight."""
 
     CHUNK_BYTES = 32 << 20
 
@@ -191,7 +191,7 @@ def pack_int8(weight: Tensor, library: NativeLibrary | None = None) -> PackedWei
 
 
 def pack_int8_rows(blocks: Iterable[Tensor], out_features: int, library: NativeLibrary | None = None) -> PackedWeight:
-    """As `pack_int8`, of a weight that comes in blocks of outputs: each but the last has a multiple of `TILE`."""
+    """As `pack_int8`, for a weight given in blocks of outputs. Each block but the last has a multiple of `TILE`."""
     library = library or load()
     data, at, k = torch.empty(0, dtype=torch.uint8), 0, 0
     for block in blocks:
@@ -216,8 +216,9 @@ def pack_int4(
     is_signed: bool,
     library: NativeLibrary | None = None,
 ) -> PackedWeight:
-    """Pack codes int8 [out, in], -8 to 7 or else 0 to 15, with float32 scales, and perhaps offsets, [out, groups] of
-    each 32 inputs. Nothing is rounded: scales and offsets become float16 where that holds them all."""
+    """Pack int8 codes [out, in], which are -8 to 7 or 0 to 15, with float32 scales and optional offsets [out, groups]
+    for each 32 inputs. Nothing is rounded: scales and offsets become float16 only if float16 holds all of them
+    exactly."""
     library = library or load()
     n, k = check(codes, torch.int8, "codes").shape
     if offsets is None and not is_signed:
@@ -243,7 +244,7 @@ def pack_int4(
 
 
 def pack_float32(weight: Tensor, library: NativeLibrary | None = None) -> PackedWeight:
-    """Pack a float32 weight [out, in]; the values are kept as they are, and outputs summed in the order of `in`."""
+    """Pack a float32 weight [out, in]. The values are unchanged, and products are summed in the order of `in`."""
     library = library or load()
     n, k = check(weight, torch.float32, "weight").shape
     data = torch.empty(library.held.hw_f32_packed_bytes(n, k) // 4, dtype=torch.float32)
@@ -252,7 +253,7 @@ def pack_float32(weight: Tensor, library: NativeLibrary | None = None) -> Packed
 
 
 def dequantize(type_name: str, raw: Tensor, shape: Sequence[int], library: NativeLibrary | None = None) -> Tensor:
-    """The blocks of a GGUF tensor (uint8, any shape) -> float32 of `shape`, bit for bit what gguf-py computes."""
+    """Convert the blocks of a GGUF tensor (uint8, any shape) to float32 of `shape`, bit for bit as gguf-py does."""
     library = library or load()
     if type_name not in GGUF_BLOCKS:
         raise ValueError(f"no kernel for GGUF type {type_name}; there are {', '.join(GGUF_BLOCKS)}")
@@ -278,9 +279,9 @@ def sample_tokens(
     records: NDArray[np.void],
     library: NativeLibrary | None = None,
 ) -> NDArray[np.int32]:
-    """A token, or a negative code, for each line of float32 logits [R, V].
+    """Choose a token, or a negative code, for each line of float32 logits [R, V].
 
-    `records[rows[r]]` is what line r asks for, as `hw_sampling_record`; `positions[r]` is where its token goes.
+    `records[rows[r]]` has line r's parameters, as `hw_sampling_record`; `positions[r]` is where its token goes.
     """
     library = library or load()
     num_lines, vocab_size = check(logits, torch.float32, "logits").shape
@@ -307,8 +308,8 @@ def sample_tokens(
 def mask_logits(
     logits: Tensor, lines: NDArray[np.int32], words: NDArray[np.int32], library: NativeLibrary | None = None
 ) -> None:
-    """Set to -inf, in float32 logits [R, V], what masks do not allow: bit i of `words[m, w]` is token 32 w + i of line
-    `lines[m]`."""
+    """Set the logits of tokens that masks do not allow to -inf, in float32 logits [R, V]. Bit i of `words[m, w]` is
+    token 32 w + i of line `lines[m]`."""
     library = library or load()
     num_lines, vocab_size = check(logits, torch.float32, "logits").shape
     lines, words = (np.ascontiguousarray(part, dtype=np.int32) for part in (lines, words))
@@ -323,7 +324,8 @@ def mask_logits(
 
 @functools.cache
 def is_available() -> bool:
-    """Can the kernels be built and loaded here? The first call may compile; the answer is kept, and a no explained."""
+    """Whether the kernels can be built and loaded here. The first call may compile. The answer is kept, and the reason
+    for a failure is logged."""
     try:
         load()
     except NativeBuildError as error:

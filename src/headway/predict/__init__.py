@@ -1,8 +1,8 @@
-"""How long will the answer be? Predictors of output lengths, and the traffic log that they learn from.
+"""Predictors of output lengths, and the traffic log that they learn from.
 
-Schedulers that let short answers go first need to know which these are before they have been made. `PromptView` is what
-is known of a request when it arrives, `LengthPredictor` guesses from it, `TrafficLog` notes how it really was, and
-`headway train-predictor` makes a better guesser of such a log. `AnswerLengths` is both at work, in an engine or server.
+Schedulers that run short answers first need to know the lengths in advance. `PromptView` is what is known of a request
+when it arrives, `LengthPredictor` predicts from it, `TrafficLog` records the true length, and `headway train-predictor`
+trains a better predictor from such a log. `AnswerLengths` combines a predictor and a log in an engine or server.
 """
 
 from headway.predict.base import (

@@ -11,7 +11,7 @@ from headway.installing import install_extra
 
 
 class PredictorError(HeadwayError):
-    """A predictor cannot be made, or does not know what it is asked for."""
+    """A predictor cannot be made, or cannot answer a question."""
 
 
 class PredictorFileError(PredictorError):
@@ -19,7 +19,7 @@ class PredictorFileError(PredictorError):
 
 
 class TrafficLogError(HeadwayError):
-    """A traffic log cannot be read or written, or has too little in it to learn from."""
+    """A traffic log cannot be read or written, or has too few records to learn from."""
 
 
 class MissingLightGBMError(PredictorError):
@@ -31,27 +31,28 @@ class MissingLightGBMError(PredictorError):
 
 @dataclass(frozen=True, slots=True)
 class PromptView:
-    """What a predictor may look at. Making one copies nothing."""
+    """The part of a request that a predictor may use. Creating one copies nothing."""
 
     prompt_token_ids: Sequence[int]
     max_tokens: int | None = None
     """The most tokens the answer can have; None: not known."""
     temperature: float = 1.0
     text: str | None = None
-    """The prompt as text, template included, where it is at hand; it is not decoded for this."""
+    """The prompt as text, template included, if it is available; tokens are not decoded for this."""
     user: str | None = None
     request_id: str | None = None
 
 
 class LengthPredictor(Protocol):
-    """Guesses how many tokens answers will have. Not thread-safe: one engine, or one thread of a server, owns it."""
+    """Predicts how many tokens answers will have. Not thread-safe: one engine, or one thread of a server, owns it."""
 
     @property
     def name(self) -> str:
-        """For logs and metrics."""
+        """The name for logs and metrics."""
 
     def predict(self, prompts: Sequence[PromptView]) -> list[float]:
-        """The expected number of output tokens of each, at least 1 and at most its `max_tokens`. Changes nothing."""
+        """The expected number of output tokens of each prompt, from 1 to its `max_tokens`. Does not change the
+        predictor."""
 
     def observe(self, prompt: PromptView, num_output_tokens: int) -> None:
-        """A request has ended by itself or at its `max_tokens`. Predictors that do not learn from it do nothing."""
+        """Learn from a request that ended by itself or at its `max_tokens`. Predictors that do not learn do nothing."""

@@ -1,9 +1,9 @@
-"""From a prompt to the numbers that predictors work on.
+"""Computes the features of a prompt that predictors use.
 
-Everything is made from token ids, which are always there: counts of hashed tokens of the whole prompt, counts of hashed
-tokens and pairs of its last message, how long the messages before were, and a few hashes of how it begins and ends.
-Where the text is known too, cues of it are added; where it is not, they are missing values. The hashes have no key and
-few values, so that what a log holds does not spell out the prompt, and many prompts share each value.
+Features are computed from token ids, which are always known: counts of hashed tokens of the whole prompt, counts of
+hashed tokens and pairs of its last message, the lengths of earlier messages, and a few hashes of its beginning and end.
+If the text is known, cues from it are added; otherwise these are missing values. The hashes have no key and few values,
+so a log does not spell out the prompt, and many prompts share each value.
 
     column  0 .. 3            length, max_tokens, temperature, share of distinct tokens
             ... + TURNS       number and lengths of the conversation's messages
@@ -34,7 +34,7 @@ from headway.predict.base import PromptView
 from headway.predict.text_cues import NUM_CUES, text_cues
 
 OPENER_PLACES = 8
-"""An answer is opened with at most so many tokens."""
+"""The most tokens with which a template opens an answer."""
 TURN_NAMES = (
     "num_questions",
     "log_last_question",
@@ -75,7 +75,7 @@ _FNV_START, _FNV_PRIME, _FNV_MASK = 0xCBF29CE484222325, 0x100000001B3, 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Messages' lengths with what the template adds to each, in order."""
+    """The lengths of a conversation's messages in order, including the template's tokens."""
 
     last_start: int
     """Where the last message begins, and where it ends."""
@@ -86,7 +86,7 @@ class Turns:
     """Messages of the role that is to answer now."""
 
     def numbers(self) -> tuple[float, ...]:
-        """One per name of `TURN_NAMES`, 0 where there is none, rounded as they are logged."""
+        """One number per name of `TURN_NAMES`, 0 if there is none, rounded as in the log."""
         questions = [math.log1p(length) for length in self.questions]
         answers = [math.log1p(length) for length in self.answers] or [0.0]
         numbers = (
@@ -127,9 +127,9 @@ class PromptKeys:
     """Hashes of what requests of one kind have in common; each below 2 ** KEY_BITS."""
 
     heads: tuple[int, ...]
-    """Of the first tokens, one for each of `HEAD_LENGTHS`."""
+    """Hashes of the first tokens, one for each of `HEAD_LENGTHS`."""
     tails: tuple[int, ...]
-    """Of the last ones, one for each of `TAIL_LENGTHS`."""
+    """Hashes of the last tokens, one for each of `TAIL_LENGTHS`."""
     user: int | None
     num_prompt_tokens: int
     max_tokens: int | None
@@ -150,7 +150,7 @@ class PromptFeatures:
 
 
 def prompt_keys(prompt: PromptView) -> PromptKeys:
-    """The cheap part, in a time that does not depend on the prompt's length."""
+    """The prompt's keys, computed in a time that does not depend on its length."""
     ids = prompt.prompt_token_ids
     return PromptKeys(
         heads=_prefix_hashes(ids[: HEAD_LENGTHS[-1]], HEAD_LENGTHS),
@@ -182,7 +182,7 @@ def prompt_features(prompt: PromptView) -> PromptFeatures:
 
 
 def feature_matrix(prompts: Sequence[PromptFeatures]) -> Floats:
-    """A row of `NUM_FEATURES` numbers for each."""
+    """A row of `NUM_FEATURES` numbers for each prompt."""
     matrix = np.empty((len(prompts), NUM_FEATURES), dtype=np.float32)
     for row, prompt in zip(matrix, prompts):
         keys = prompt.keys

@@ -1,11 +1,10 @@
-"""Lengths of answers beside an event loop: asked for on the loop, predicted, learnt and logged in a thread.
+"""Predicts answer lengths beside an event loop: questions come from the loop; a thread predicts, learns and logs.
 
     event loop   ask ──► waiting ─┐                    ┌─► guesses, with one call for all that waited
                  end ──► ended ───┴─► one thread ──────┴─► learn, log
 
-The thread takes all questions that have gathered while it was busy at once, and answers them before it takes in what
-has ended. The engine never waits for any of it. A request waits for its guess for a limited time, and is then queued
-without one.
+The thread answers all questions that gathered while it was busy in one call, before it learns from ended requests. The
+engine never waits for the thread. A request waits a limited time for its prediction and is then queued without one.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ logger = logging.getLogger(__name__)
 PATIENCE_S = 1.0
 """A request that has no guess after this time is queued without one."""
 MOST_AT_ONCE = 64
-"""Questions answered together: the first of them waits for the last."""
+"""The most questions answered together: the first of them waits for the last."""
 MOST_ENDED = 10_000
-"""More than these may not wait for the thread: further ones are not learnt from, nor logged."""
+"""The most ended requests that wait for the thread; further ones are neither learnt from nor logged."""
 CLOSE_S = 5.0
 
 Guesses = list[float | None]
@@ -69,7 +68,7 @@ class PredictionThread:
         self._thread.start()
 
     async def predict(self, prompts: Sequence[PromptView]) -> Guesses:
-        """A guess for each, or None, also where the predictor fails."""
+        """A prediction for each prompt, or None; also None if the predictor fails."""
         if not self.predicts:
             return [None] * len(prompts)
         loop = asyncio.get_running_loop()
@@ -84,7 +83,7 @@ class PredictionThread:
             return [None] * len(prompts)
 
     def note_end(self, ended: Ended) -> None:
-        """Learn from it and log it, later, in the thread."""
+        """Queue a completion, which the thread learns from and logs later."""
         with self._news:
             is_lost = len(self._ended) >= MOST_ENDED
             if not is_lost:
@@ -95,7 +94,7 @@ class PredictionThread:
             logger.warning("answers end faster than they can be logged and learnt from; some are passed over")
 
     def close(self) -> None:
-        """Log what has ended, and close the log. Can be called again."""
+        """Log the completions that have ended, and close the log. Can be called again."""
         with self._news:
             self._closing = True
             self._news.notify()
@@ -120,7 +119,7 @@ class PredictionThread:
             self._lengths.close()
 
     def _wait(self) -> bool:
-        """Until there is something to do; False if there is not and never will be."""
+        """Wait until there is something to do. Returns False if there never will be."""
         with self._news:
             while not self._waiting and not self._ended:
                 if self._closing:
@@ -129,7 +128,7 @@ class PredictionThread:
             return True
 
     def _answer(self, questions: list[_Question]) -> None:
-        """Questions whose requests wait no longer are passed over."""
+        """Answer questions. Those whose requests no longer wait are skipped."""
         questions = [question for question in questions if not question.answer.done()]
         guesses = iter(self._lengths.predict([prompt for question in questions for prompt in question.prompts]))
         for question in questions:

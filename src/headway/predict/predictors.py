@@ -9,7 +9,7 @@ the guess. What the engine has to make is min(L, max_tokens), and its mean has a
 cutting the guess at max_tokens keeps the order: of two requests that will probably both be cut, the one whose guess is
 longer still comes out longer.
 
-Guesses only help. A failure of one is logged once and costs a guess or a line of the log, never a request.
+Predictions are optional. A failure is logged once and loses a prediction or a line of the log, never a request.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from headway.predict.traffic_log import USED_REASONS, TrafficLog
 
 LEAST_SIGMA = 0.05
 MOST_LOG_LENGTH = 16.0
-"""e^16 is nine million tokens: no guess is above that."""
+"""The largest prediction: e^16 is nine million tokens."""
 
 SHRINKAGE = 8.0
 MEMORY = 500.0
 START_LENGTH = 128.0
-"""The guess before anything has been seen."""
+"""The prediction before any length has been seen."""
 START_SPREAD = 1.0
-"""Of the logarithm of lengths, before anything has been seen."""
+"""The standard deviation of log lengths before any length has been seen."""
 
 _NUM_LEVELS = 3 + len(HEAD_LENGTHS) + len(TAIL_LENGTHS)
 _SLOTS = 1 << KEY_BITS
@@ -102,12 +102,12 @@ class RunningStatistics:
         self.observe_keys(prompt_keys(prompt), num_output_tokens)
 
     def predict_keys(self, keys: PromptKeys) -> float:
-        """As `predict`, for a prompt of which only the keys are left."""
+        """As `predict`, for a prompt of which only the keys are known."""
         return self._expected(self._log_length(_slots(keys)), keys)
 
     def observe_keys(self, keys: PromptKeys, num_output_tokens: int) -> None:
-        """As `observe`. An answer that was cut at `max_tokens` would have been at least that long: where that
-        was expected of it anyway, there is nothing to learn."""
+        """As `observe`. An answer cut at `max_tokens` would have been at least that long, so nothing is learnt from it
+        if the prediction was at least that long too."""
         slots = _slots(keys)
         guess = self._log_length(slots)
         actual = math.log(max(num_output_tokens, 1))
@@ -131,7 +131,7 @@ class RunningStatistics:
         return guess
 
     def _learn(self, slots: Sequence[int | None], actual: float) -> None:
-        """Each level learns what those above it, which have just learnt too, leave unexplained."""
+        """Update each level with the error that the levels above, already updated, leave unexplained."""
         guess = math.log(START_LENGTH)
         for level, slot in enumerate(slots):
             if slot is None:
@@ -189,7 +189,7 @@ def _max_tokens(prompt: PromptView) -> float:
 
 
 def import_lightgbm() -> Any:
-    """The library; `MissingLightGBMError` says how to get it."""
+    """Import the library. Raises `MissingLightGBMError`, which says how to install it."""
     try:
         import lightgbm
     except ImportError as error:
@@ -198,7 +198,7 @@ def import_lightgbm() -> Any:
 
 
 class LearnedRanker:
-    """A trained model. Uses one thread: the others have tokens to compute."""
+    """A trained model. It uses one thread, to leave the others to the model's computation."""
 
     name = "learned"
 
@@ -212,7 +212,7 @@ class LearnedRanker:
 
     @classmethod
     def load(cls, path: str | Path) -> LearnedRanker:
-        """From a file, which is checked first."""
+        """Load a file, which is checked first."""
         return cls(load_ranker(path))
 
     def predict(self, prompts: Sequence[PromptView]) -> list[float]:
@@ -222,7 +222,7 @@ class LearnedRanker:
         """Learning is done from the traffic log, not here."""
 
     def predict_features(self, prompts: Sequence[PromptFeatures]) -> list[float]:
-        """As `predict`, for prompts of which only the features are left."""
+        """As `predict`, for prompts of which only the features are known."""
         if not prompts:
             return []
         scores = self._booster.predict(feature_matrix(prompts), raw_score=True, num_threads=1)
@@ -252,7 +252,7 @@ def create_predictor(choice: str) -> LengthPredictor | None:
 
 
 class AnswerLengths:
-    """Not thread-safe, as its parts are not. Either part may be missing."""
+    """A predictor and a traffic log, either of which may be missing. Not thread-safe, as its parts are not."""
 
     def __init__(self, predictor: LengthPredictor | None = None, log: TrafficLog | None = None) -> None:
         self._predictor = predictor
@@ -261,7 +261,8 @@ class AnswerLengths:
 
     @classmethod
     def from_config(cls, config: PredictionConfig) -> AnswerLengths | None:
-        """None if there is nothing to do. What cannot be read or written is refused here, at start."""
+        """Build from options; None if both parts are off. Raises here, at start, for files that cannot be read or
+        written."""
         if config.is_off:
             return None
         predictor = create_predictor(config.length_predictor)
@@ -273,7 +274,7 @@ class AnswerLengths:
         return self._predictor is not None
 
     def predict(self, prompts: Sequence[PromptView]) -> list[float | None]:
-        """The expected number of output tokens of each; None where there is no guess that could be used."""
+        """The expected number of output tokens of each prompt; None if there is no usable prediction."""
         if self._predictor is None or not prompts:
             return [None] * len(prompts)
         try:
@@ -288,7 +289,7 @@ class AnswerLengths:
     def note_end(
         self, prompt: PromptView, *, num_output_tokens: int, finish_reason: str, arrival_s: float | None
     ) -> None:
-        """A completion has ended, for any reason; `arrival_s` is in seconds since 1970."""
+        """Learn from and log a completion that ended for any reason. `arrival_s` is in seconds since 1970."""
         if self._predictor is not None and finish_reason in USED_REASONS:
             try:
                 self._predictor.observe(prompt, num_output_tokens)
@@ -308,7 +309,7 @@ class AnswerLengths:
             self._log.close()
 
     def _complain(self, message: str) -> None:
-        """With the exception at hand, the first time."""
+        """Log the first failure, with the current exception."""
         if not self._has_complained:
             self._has_complained = True
             logger.exception("%s; this is said only once", message)

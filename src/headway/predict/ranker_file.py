@@ -50,7 +50,7 @@ _PER_LEAF = ("leaf_value", "leaf_weight", "leaf_count")
 _SINGLE = ("num_leaves", "num_cat", "is_linear", "shrinkage")
 _TREE_KEYS = frozenset((*_PER_SPLIT, *_PER_SPLIT_STATISTICS, *_PER_LEAF, *_SINGLE))
 OUTER_RISE = 0.02
-"""How much the log length goes on rising over one width of the table."""
+"""How much the log length rises beyond the table, over a distance as wide as the table."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -62,7 +62,7 @@ MOST_CALIBRATION_POINTS = 1000
 
 
 def without_parameters(model: str) -> str:
-    """The model up to the end of its trees, which is all that predicting needs."""
+    """The model text up to the end of its trees, which is all that prediction needs."""
     return model[: model.index(END)] + END
 
 
@@ -101,7 +101,7 @@ def _check_head(head: str, num_features: int, num_trees: int) -> None:
 
 
 def _check_sizes(model: str, head: str, trees: Sequence[str]) -> None:
-    """LightGBM jumps from tree to tree by these numbers."""
+    """Check the tree sizes, which LightGBM uses as offsets to jump from tree to tree."""
     sizes = _fields(head.partition("\n")[2]).get("tree_sizes", "").split(" ")
     position = len(head) + 2
     for size, text in zip(sizes, trees):
@@ -206,7 +206,7 @@ class ScoreCalibration:
 
 @dataclass(frozen=True)
 class RankerModel:
-    """All that predicting needs, and how it came about."""
+    """A ranker with all that prediction needs, and information about its training."""
 
     objective: str
     booster_text: str
@@ -216,7 +216,7 @@ class RankerModel:
 
 
 def save_ranker(model: RankerModel, path: str | Path) -> None:
-    """Write the file in one go: it is the old one or the new one, never half of it."""
+    """Write the file atomically: readers see the old file or the new one, never a part."""
     body = model.booster_text.encode()
     header = {
         "format": FORMAT,

@@ -1,8 +1,8 @@
-"""What the last message of a prompt says about the length of its answer, as a few numbers, where its text is at hand.
+"""Text cues: a few numbers about how long an answer the last message of a prompt asks for.
 
-Chat templates put markers around messages; the last piece between markers that is more than the name of a role is what
-is asked now. Its words are looked up, one by one and in pairs, in short lists of what people write when they want much
-or little. "Three paragraphs" and "in 50 words" are turned into an amount of tokens, roughly.
+Chat templates put markers around messages; the last piece between markers that is more than a role's name is the
+current question. Its words and pairs of words are looked up in short lists of phrases that ask for long or short
+answers. "Three paragraphs" and "in 50 words" are turned into a rough number of tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 
 MOST_CHARS = 4_000
-"""Of longer texts only the end is looked at."""
+"""Of longer texts only the end is read."""
 ASK_CHARS = 1_200
 """What is asked mostly stands at the beginning or at the end of a message: of longer ones, halves of this are read."""
 MOST_AMOUNT_TOKENS = 10_000
@@ -131,7 +131,7 @@ def text_cues(text: str) -> tuple[float, ...]:
 
 
 def last_message(text: str) -> str:
-    """What stands between the last markers, without the role that is to answer and without its own role's name."""
+    """The text between the last markers, without the role that will answer and without its own role's name."""
     for piece in reversed(_MARKERS.split(text)):
         first, _, rest = piece.strip().partition("\n")
         message = rest.strip() if first in _ROLES else piece.strip()
@@ -155,7 +155,7 @@ def _said(words: list[str]) -> list[float]:
 
 
 def _amount(ask: str) -> float:
-    """The most tokens that are asked for; 0 where nothing is said."""
+    """The largest number of tokens that the text asks for; 0 if it names none."""
     amounts = [
         (int(number) if number.isdigit() else _NUMBERS[number]) * _TOKENS_PER_UNIT[unit]
         for number, unit in _AMOUNT.findall(ask)

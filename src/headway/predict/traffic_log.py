@@ -41,12 +41,12 @@ LogContent = Literal["hashed", "ids"]
 LOG_CONTENTS: tuple[str, ...] = get_args(LogContent)
 LINE_VERSION = 1
 MOST_LINE_BYTES = 16 * 2**20
-"""A longer line is none of ours."""
+"""A longer line was not written by Headway."""
 MOST_TOKENS = 2**31 - 1
 
 USED_REASONS = ("stop", "length")
 ENDED_EARLY = ("abort", "error")
-"""The answer says nothing about how long it would have been."""
+"""Finish reasons of answers whose length says nothing about how long they would have been."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,12 @@ class TrafficRecord:
     features: PromptFeatures
     num_output_tokens: int
     is_cut: bool
-    """It would have been at least this long."""
+    """Whether the answer was cut, and would have been at least this long."""
     arrival_s: float | None
 
 
 class TrafficLog:
-    """Appends to a file. A log that cannot be written any more is given up with a warning: serving goes on."""
+    """Appends to a file. If the log can no longer be written, it is closed with a warning, and serving goes on."""
 
     def __init__(self, path: str | Path, content: str = "hashed") -> None:
         if content not in LOG_CONTENTS:
@@ -69,7 +69,7 @@ class TrafficLog:
         self._content = content
         self._path = Path(path)
         try:
-            # For its owner only: prompts are private.
+            # Only the owner may read the file, because prompts are private.
             self._file: int | None = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
             self._end_cut_line()
         except OSError as error:
@@ -111,7 +111,7 @@ class TrafficLog:
         self.close()
 
     def _end_cut_line(self) -> None:
-        """After a crash in the middle of a line, the next one must not be lost with it."""
+        """End a line that a crash has cut, so that the next line is not lost with it."""
         assert self._file is not None
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
@@ -123,7 +123,7 @@ class TrafficRead:
     records: list[TrafficRecord]
     num_lines: int = 0
     num_bad: int = 0
-    """Lines that could not be understood."""
+    """The number of lines that could not be parsed."""
     num_ended_early: int = 0
     """Requests that were aborted or failed; not among the records."""
 
@@ -133,7 +133,7 @@ def read_traffic(
 ) -> TrafficRead:
     """Read logs in turn. Bad lines are counted, and warned of once per file; a last line that was cut off is normal.
 
-    Of more than `most_records` usable ones the last are kept. `progress(num_lines)` is called now and then.
+    Only the last `most_records` usable ones are kept. `progress(num_lines)` is called now and then.
     """
     read = TrafficRead([])
     for path in paths:
@@ -156,7 +156,8 @@ def read_traffic(
 
 
 def _lines(path: Path) -> Iterator[bytes | None]:
-    """Whole lines; None for one that is too long. What follows the last line end is a line being written, or cut."""
+    """Yields whole lines; None for one that is too long. Text after the last line end is a line being written or
+    cut."""
     with path.open("rb") as file:
         while line := file.readline(MOST_LINE_BYTES):
             if line.endswith(b"\n"):
@@ -168,7 +169,7 @@ def _lines(path: Path) -> Iterator[bytes | None]:
 
 
 def _take(line: bytes | None, read: TrafficRead) -> str:
-    """Add a line to what was read; what is wrong with it, if something is."""
+    """Add a line to the result. Returns what is wrong with the line; empty if nothing is."""
     if line is not None and not line.strip():
         return ""
     read.num_lines += 1

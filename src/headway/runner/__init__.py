@@ -20,8 +20,8 @@ def create_runner(
     draft: PagedModel | None = None,
     host_blocks: HostBlocks | None = None,
 ) -> Runner:
-    """The runner that goes with the decoder's kernels: Triton's stage steps on the device, others run them at once.
-    `draft`: a model that guesses tokens for the first one."""
+    """The runner that fits the decoder's kernels. With Triton's, steps are queued on the device; with others, each step
+    runs when it is submitted. `draft` is a model that drafts tokens for the main one."""
     if model.decoder.ops.name == "triton":
         from headway.runner.graphed_runner import create_graphed_runner
 

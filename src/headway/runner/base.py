@@ -20,7 +20,7 @@ class UnsampledStep(Protocol):
     """A step that runs, or has run, up to its logits."""
 
     def sample(self, masks: TokenMasks) -> PendingStep:
-        """Choose the tokens; those of the named requests from what their masks allow. Called once."""
+        """Choose the tokens. A request that `masks` names chooses only from the tokens its mask allows. Called once."""
         ...
 
 
@@ -35,24 +35,24 @@ class Runner(Protocol):
     """Runs planned steps in the order of submission. It appends each sampled token to its own copy of the request."""
 
     verifies_ahead: bool
-    """Whether a step may be submitted before it is known how many drafts the one before has accepted: then it is the
-    runner that knows how many tokens a request has, and that guesses the drafts that are given as -1."""
+    """Whether a step may be submitted before it is known how many drafts the previous step accepted. If so, the runner
+    itself tracks how many tokens a request has, and it fills in the drafts that are given as -1."""
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Run a step, or queue it on the device. A request that cannot enter the batch fails alone."""
         ...
 
     def forward(self, output: SchedulerOutput) -> UnsampledStep:
-        """The same up to the logits. Nothing may be submitted before its tokens have been sampled."""
+        """Run a step up to its logits. No other step may be submitted until its tokens have been sampled."""
         ...
 
     def move(self, moves: BlockMoves) -> None:
-        """Make the copies of these moves without a step."""
+        """Copy the blocks of these moves without running a step."""
         ...
 
     def warm_up(self) -> int:
-        """Do now what would make a first step of its kind slow, while nothing is in flight. Returns for how many kinds
-        of steps there was something to do."""
+        """Prepare each kind of step, so that its first run is not slow. Called while nothing is in flight. Returns how
+        many kinds of steps needed preparation."""
         ...
 
     def shutdown(self) -> None:
@@ -71,12 +71,13 @@ class RunnerSettings:
     block_size: int
     eos_token_ids: tuple[int, ...] = ()
     seed: int = 0
-    """Requests without a seed of their own draw theirs from this one and their id."""
+    """The seed of a request that gives none is derived from this seed and the request's id."""
     graphs: Literal["off", "lazy", "all"] = "lazy"
-    """CUDA graphs: none; of each shape of a step when it comes up again; or of all shapes, by `warm_up`."""
+    """When CUDA graphs are captured: never; for a step shape when it is seen a second time; or for all shapes, in
+    `warm_up`."""
     max_num_lines: int | None = None
-    """Most places that a step chooses tokens at, where requests verify drafts; `None`: one for each request."""
+    """The most positions a step samples at, which drafts increase. `None`: one for each request."""
     synthetic_acceptance: float | None = None
-    """For benchmarks: so many drafted tokens are accepted at each place, whatever they are; see `StepDrafts`."""
+    """For benchmarks: accept this many drafted tokens per request, whatever they are; see `StepDrafts`."""
     num_threads: int | None = None
-    """Threads that torch gets for the time of a step on the CPU; `None`: as many as it has."""
+    """How many threads torch uses during a step on the CPU. `None`: torch's own setting."""

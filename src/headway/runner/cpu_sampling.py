@@ -1,8 +1,8 @@
 """Sampling on the CPU: the definition of `sampler.py` on float32 logits in host memory.
 
-Rows that draw go through a native kernel, a line at a time and lines side by side. Where there is no native library
-numpy does the same, to within the rounding of a logarithm. Greedy rows alone are numpy's argmax. Penalties touch only
-tokens that a row has seen, so what they need is as large as the request, not as the vocabulary.
+Rows that draw at random go through a native kernel, which computes lines in parallel. Without the native library numpy
+does the same, up to the rounding of a logarithm. A step with only greedy rows uses numpy's argmax. Penalties touch only
+tokens that a row has seen, so their memory grows with the request, not with the vocabulary.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UInt32Array = NDArray[np.uint32]
 # Noise lies between -log(33 log 2) and 33 log 2: the hash has 32 bits.
 _LEAST_NOISE, _MOST_NOISE = -3.2, 22.9
 _FAR = 6.0
-# With more near logits than this, the scores of the first so many show what is to be beaten.
+# With more than _MANY near logits, the scores of the first _FIRST of them raise the bound for the others.
 _MANY, _FIRST = 4096, 512
 
 
@@ -51,7 +51,7 @@ class CpuSampling:
         self._seen: dict[int, _SeenTokens] = {}
 
     def seat(self, seats: Sequence[Seat]) -> None:
-        """Records are read where `SamplingRows` has them; the tokens seen are counted here."""
+        """Count the tokens that each request has seen. The records are read in place from `SamplingRows`."""
         for seat in seats:
             self._seen.pop(seat.row, None)
             if seat.params.is_penalised:
@@ -64,7 +64,7 @@ class CpuSampling:
     def edit(
         self, logits: Tensor, rows: Int64Array, positions: Int64Array, edits: StepEdits, *, keep_logits: bool
     ) -> Tensor:
-        """All edits, in place unless the logits are to be kept."""
+        """Apply all edits, in place unless `keep_logits` is set."""
         edited = logits.clone() if keep_logits else logits
         if edits.masks is not None:
             self._mask(edited, edits.masks)
@@ -77,7 +77,7 @@ class CpuSampling:
     def pick(
         self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int, drafts: StepDrafts | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Filters and the choice, and its traces in the row."""
+        """Filter, choose a token for each row, and record it in the row."""
         tokens = self._choose(logits, rows, positions, used)
         if drafts is not None:
             self._verify(tokens, rows, positions, drafts)
@@ -91,7 +91,7 @@ class CpuSampling:
         return token_ids, token_ids
 
     def guess(self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int) -> None:
-        """Filters and the choice."""
+        """Filter and choose, without recording the tokens as seen."""
         self._token_rows[rows, positions] = np.maximum(self._choose(logits, rows, positions, used), 0)
 
     def _choose(self, logits: Tensor, rows: Int64Array, positions: Int64Array, used: int) -> Int32Array:
@@ -135,7 +135,7 @@ class CpuSampling:
         logits[lines[bans], tokens[bans]] = -np.inf
 
     def _verify(self, tokens: Int32Array, rows: Int64Array, positions: Int64Array, drafts: StepDrafts) -> None:
-        """Reject the lines that stand behind a wrong draft."""
+        """Reject the lines that follow a wrong draft."""
         start = 0
         for place, count in enumerate(drafts.num_lines.tolist()):
             drafted = self._token_rows[rows[start], positions[start] : positions[start] + count - 1]
@@ -149,7 +149,7 @@ class CpuSampling:
             start += count
 
     def _seen_at(self, row: int, position: int, offset: int) -> _SeenTokens:
-        """What a row has seen, with the drafted tokens before a position."""
+        """The tokens a row has seen, including the drafted tokens before a position."""
         seen = self._seen[row]
         if offset:
             seen = seen.copy()
@@ -210,7 +210,7 @@ class _SeenTokens:
 
 
 def _greedy_tokens(lines: Float32Array) -> Int32Array:
-    """Per line, the lowest id of the largest logit, or why there is none. To argmax, NaN is the largest."""
+    """For each line, the lowest id with the largest logit, or an error code. argmax treats NaN as the largest value."""
     tokens = lines.argmax(axis=1)
     maxima = lines[np.arange(len(lines)), tokens]
     tokens = tokens.astype(np.int32)
@@ -220,7 +220,7 @@ def _greedy_tokens(lines: Float32Array) -> Int32Array:
 
 
 def _code_of(maximum: float) -> int:
-    """What stands in place of a token where the largest logit is no finite number."""
+    """The error code for a line whose largest logit is not a finite number."""
     if maximum == -math.inf:
         return NOTHING_LEFT
     return LOGIT_IS_INFINITE if maximum == math.inf else LOGIT_IS_NAN
@@ -291,7 +291,7 @@ def _sample_line(line: Float32Array, record: np.void, position: int) -> int:
         ids = np.flatnonzero(can_win)
         scaled, can_win = scaled[ids], can_win[ids]
     bits = noise_bits(noise_key(int(record["seed"]), position), ids)
-    # Noise is less than -log(u), so a logit far below needs a small u.
+    # Noise is less than -log(u), so a logit far below the bound can win only with a small u.
     is_near = scaled >= reached - _FAR
     if np.count_nonzero(is_near) > _MANY:
         first = np.flatnonzero(can_win[:_FIRST])
@@ -306,7 +306,7 @@ def _sample_line(line: Float32Array, record: np.void, position: int) -> int:
 
 
 def _bits_below(log_u: float) -> np.uint32:
-    """What the bits of a u below exp(log_u) do not exceed."""
+    """The largest hash bits that a u below exp(log_u) can have."""
     return np.uint32(min(math.ceil(math.exp(log_u) * 2**32), 2**32 - 1))
 
 

@@ -2,17 +2,17 @@
 
 A request gets a row when it enters and keeps it until it leaves. Its tokens and its block table live in that row, in
 device memory; sampled tokens are written there by the sampler and are read from there by the next step, so the host
-need not know them. What a step sends is one small array: who takes part and how far each is, the tiles of work for
-attention, and the blocks that were added.
+need not know them. A step sends one small array: which requests take part, how many tokens each has, the tiles of work
+for attention, and the blocks that were added.
 
     counts    requests that take part · tiles
     columns   rows · query_start · seq_lens · sample_index · sample_rows · sample_positions · offsets of both
     lists     parts of contexts · (request, first token) for each tile · (row, place, block) for each new block
-              · (row, place behind its tokens, token) for each drafted token
+              · (row, place after its tokens, token) for each drafted token
 
-How many tokens a row has is known here first: a step that verifies drafts brings as many as were right, and the next
-one may be staged before the host knows. Then the host's lengths are the most that there can be, and `settle_kernel`
-puts the true ones in their place.
+The device knows first how many tokens a row has: a step that verifies drafts adds as many as were right, and the next
+step may be staged before the host knows that number. The host then sends upper bounds, and `settle_kernel` replaces
+them with the true lengths.
 
 All but the last lists have fixed places, because CUDA graphs read them there. A graph is made for a number of tokens;
 where a step has fewer, a request without a row is added at its end, and the padding is its tokens.
@@ -59,7 +59,7 @@ _NO_PARTS: Int32Array = np.zeros((0, NUM_PART_COLUMNS), dtype=np.int32)
 _NO_TILES: Int32Array = _NO_PARTS
 # Host copies of a step's array. Two steps may be in flight, and a third is being written.
 _NUM_STAGES = 3
-# Each of these steps may have as many steps of a draft model as tokens are guessed.
+# For each of these steps, the draft model may run one step per drafted token.
 _DRAFT_STAGES = 2 * (MAX_DRAFT_TOKENS + 1)
 
 
@@ -69,7 +69,7 @@ class DeviceStep:
 
     rows: StepRows
     num_padded_tokens: int
-    """With which it is going to run."""
+    """The number of tokens the step runs with, padding included."""
     num_parts: int
     num_tiles: int
 
@@ -90,9 +90,9 @@ class DeviceRows:
         looks_up: bool = True,
         shared: DeviceRows | None = None,
     ) -> None:
-        """`max_num_lines`: most requests that a step can have; where one that verifies drafts is divided, it counts for
-        each of its tokens. `looks_up`: drafts that are not given are looked up; otherwise they stand in the rows.
-        `shared`: the rows are those, and the columns are for steps of a draft model."""
+        """`max_num_lines` is the most requests a step can have; a request whose drafts are divided counts once for each
+        of its tokens. With `looks_up`, drafts that are not given are found by n-gram lookup; otherwise they are already
+        in the rows. With `shared`, these rows are shared with the draft model, whose steps use columns of their own."""
         self.device = device
         self.block_size = block_size
         self.max_model_len = max_model_len
@@ -109,7 +109,7 @@ class DeviceRows:
         self.positions = torch.zeros(max_num_tokens, dtype=torch.int32, device=device)
         self.slots = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
 
-        # One more for the request that has the padding, and one more for the end of its tokens.
+        # One more entry for the request that holds the padding, and one for the end of its tokens.
         self._column_size = -(-(max_num_lines + 2) // _ALIGNMENT) * _ALIGNMENT
         self._division = division
         self._parts_start = self._column_size * len(_COLUMNS)
@@ -142,7 +142,7 @@ class DeviceRows:
             self._append_blocks(_send(torch.from_numpy(blocks), self.device), len(blocks))
 
     def stage(self, step: StepRows, blocks: Int32Array, *, num_padded_tokens: int) -> DeviceStep:
-        """Send a step, in one copy. It is going to run with so many tokens, those of padding included."""
+        """Send a step in one copy. It will run with `num_padded_tokens` tokens, padding included."""
         parts, tiles = _NO_PARTS, _NO_TILES
         num_single = step.num_single
         if self._division is not None:
@@ -171,14 +171,14 @@ class DeviceRows:
         return DeviceStep(step, num_padded_tokens, num_parts=len(parts), num_tiles=len(tiles))
 
     def _copy(self, staged: Tensor, size: int) -> None:
-        """From the host. A few numbers are read by a kernel: a copy engine takes as long to begin as to end."""
+        """Copy from the host. A small array is read by a kernel, because starting a copy engine would take longer."""
         if size > _MAX_READ_NUMBERS:
             self._staged[:size].copy_(staged[:size], non_blocking=True)
         else:
             copy_kernel[(-(-size // _TILE),)](self._staged, staged, size, BLOCK=_TILE)
 
     def _put_drafts(self, num_drafts: int) -> None:
-        """Write drafted tokens behind those of their rows, or guess them there."""
+        """Write drafted tokens after the tokens of their rows, or draft them there."""
         draft_kernel[(num_drafts,)](
             self.token_rows, self.token_rows.stride(0), self.lengths, self._staged[self._drafts_start :], num_drafts,
             LOOKS_UP=self._looks_up, MOST_MATCHED=MAX_MATCH, LEAST_MATCHED=MIN_MATCH, MOST_DRAFTS=MAX_DRAFT_TOKENS,
@@ -196,7 +196,7 @@ class DeviceRows:
         )  # fmt: skip
 
     def stage_nothing(self) -> None:
-        """A step without requests: whatever size it runs with, all of it is padding."""
+        """Stage a step without requests: all of its tokens are padding."""
         self._staged.zero_()
         self._staged[self._parts_start : self._tiles_start] = NO_REQUEST
         self.token_ids.zero_()
@@ -204,19 +204,19 @@ class DeviceRows:
         self.slots.fill_(-1)
 
     def parts(self, num_parts: int) -> Tensor:
-        """[num_parts, NUM_PART_COLUMNS], of the step that was staged last; behind its own there is NO_REQUEST."""
+        """The parts of the step that was staged last, [num_parts, NUM_PART_COLUMNS]. Unused ones are NO_REQUEST."""
         return self._staged[self._parts_start : self._parts_start + NUM_PART_COLUMNS * num_parts].view(
             -1, NUM_PART_COLUMNS
         )
 
     def tiles(self, num_tiles: int) -> Tensor:
-        """[num_tiles, NUM_PART_COLUMNS], of the step that was staged last."""
+        """The tiles of the step that was staged last, [num_tiles, NUM_PART_COLUMNS]."""
         return self._staged[self._tiles_start : self._tiles_start + NUM_PART_COLUMNS * num_tiles].view(
             -1, NUM_PART_COLUMNS
         )
 
     def gather(self, num_requests: int, max_query_len: int) -> None:
-        """Read ids, positions and slots of the staged step from the rows. Both numbers are limits."""
+        """Read ids, positions and slots of the staged step from the rows. Both arguments are upper limits."""
         block = next(size for size in (16, 256, _TILE) if size >= min(max_query_len, _TILE))
         columns = self.columns
         gather_kernel[(num_requests, -(-max_query_len // block))](
@@ -228,7 +228,7 @@ class DeviceRows:
     def _write(
         self, array: Int32Array, step: StepRows, parts: Int32Array, tiles: Int32Array, *, num_padded_tokens: int
     ) -> int:
-        """Counts, columns, parts and tiles; returns where they end."""
+        """Write counts, columns, parts and tiles into the step's array. Returns where they end."""
         start, num_requests = self._start, step.num_requests
         is_padded = num_padded_tokens > step.num_tokens
         _put(array, start["counts"], (num_requests + is_padded, len(tiles)))
@@ -252,7 +252,7 @@ class DeviceRows:
         return _put(array, self._tiles_start, tiles.ravel())
 
     def _append_blocks(self, entries: Tensor, num_entries: int) -> None:
-        """Entries (row, place in the table, block), on the device."""
+        """Add blocks to block tables. Entries (row, place in the table, block) are on the device."""
         put_kernel[(-(-num_entries // _ENTRIES_TILE),)](
             self.block_table, self.block_table.stride(0), entries, num_entries, BLOCK=_ENTRIES_TILE
         )

@@ -1,16 +1,16 @@
-"""A second, smaller model that guesses: it reads the same rows, and its keys and values lie in the same blocks.
+"""The draft model: a second, smaller model that reads the same rows and keeps its KV cache in the same blocks.
 
     block table of a row     [ 7 3 12 ]   block 3 has the tokens' keys and values in the layers of both models
 
-So whatever happens to blocks (a prefix is shared, a request is moved to the host or copied) happens to both. Of a step
-that is about to run, this model computes first
+So whatever happens to blocks (a prefix is shared, a request is moved to the host or copied) happens for both models.
+Before each step of the main model, this model computes
 
-    the same pieces of prompts              so that it knows what it is to continue
-    what requests have got since            where they are going to verify guesses: usually one token or two
-    the guesses, one after the other        with the noise that the position is going to be sampled with, so that two
+    the same prefill chunks                 so that it has the context that it will continue
+    tokens added since its last step        for requests that will verify drafts: usually one token or two
+    the drafts, one after the other         with the noise that will be used to sample that position, so that two
                                             models which agree draw the same token
 
-and writes the guesses behind the tokens of their rows, where the step verifies them.
+and writes the drafts after the tokens of their rows, where the main model's step verifies them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ NO_BLOCKS: Int32Array = np.zeros((0, 3), dtype=np.int32)
 
 
 class DraftModel(Generic[StagedStep]):
-    """The model, where its steps run, and how far it has come in each row."""
+    """The draft model, the stage its steps run on, and how many tokens it has computed in each row."""
 
     def __init__(
         self, model: PagedModel, settings: RunnerSettings, *, stage: Stage[StagedStep], sampler: Sampler
     ) -> None:
-        """`stage` and `sampler` share their rows with those of the model that is guessed for."""
+        """`stage` and `sampler` share their rows with those of the main model."""
         max_num_seqs = settings.max_num_seqs
         self.model = model
         self.stage = stage
@@ -44,17 +44,17 @@ class DraftModel(Generic[StagedStep]):
         self._num_admitted: Int64Array = np.zeros(max_num_seqs, dtype=np.int64)  # tokens that requests entered with
 
     def seat(self, seats: Sequence[Seat]) -> None:
-        """Let requests enter. What is cached of a prompt, this model has computed too; of an answer it may not have."""
+        """Admit requests. The draft model has also computed a cached prompt, but perhaps not a cached answer."""
         for seat in seats:
             num_prompt_tokens = len(seat.request.prompt_token_ids)
             self._num_computed[seat.row] = min(seat.request.num_computed_tokens, num_prompt_tokens)
             self._num_admitted[seat.row] = num_prompt_tokens + len(seat.request.output_token_ids)
 
     def run(self, step: StepRows, blocks: Int32Array) -> Int32Array:
-        """Compute what the step needs of this model. Returns the blocks that are still to be added to the tables."""
+        """Compute and draft what the step needs. Returns the blocks that must still be added to the block tables."""
         rows, ends, num_guesses = self._guessing(step)
         begins = step.seq_lens - step.num_new
-        np.minimum.at(self._num_computed, step.rows, begins)  # behind that guesses may have been wrong
+        np.minimum.at(self._num_computed, step.rows, begins)  # later tokens may be rejected drafts
         is_prompt = begins < self._num_admitted[step.rows]
         all_rows = np.concatenate([step.rows[is_prompt], rows])
         if not len(all_rows):
@@ -73,12 +73,12 @@ class DraftModel(Generic[StagedStep]):
         return NO_BLOCKS
 
     def _parts(self, num_new: Int64Array) -> list[Int64Array]:
-        """Who takes part in a step together, single tokens first: all, or each alone if they have too many tokens."""
+        """Group requests into steps, single tokens first: all together, or one each if there are too many tokens."""
         order = np.argsort(num_new > 1, kind="stable")
         return [order] if num_new.sum() <= self._max_num_tokens else list(order[:, None])
 
     def _guessing(self, step: StepRows) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """The rows whose guesses are not given, how many tokens they have, and how many are to be guessed."""
+        """The rows whose drafts are not given, how many tokens they have, and how many tokens to draft for each."""
         drafts = step.drafts
         if drafts is None:
             return (np.zeros(0, dtype=np.int64),) * 3
@@ -96,7 +96,7 @@ class DraftModel(Generic[StagedStep]):
         offset: int,
         blocks: Int32Array,
     ) -> None:
-        """Compute tokens of rows, and let those with `guesses` guess the next one, behind so many guessed before."""
+        """Compute tokens of rows. Those with `guesses` also draft the next token, after the ones drafted before."""
         while len(rows) == 1 and ends[0] - begins[0] > self._max_num_tokens:
             self._step(rows, begins, begins + self._max_num_tokens, np.zeros(1, dtype=np.bool_), 0, blocks)
             begins, blocks = begins + self._max_num_tokens, NO_BLOCKS

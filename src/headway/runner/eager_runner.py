@@ -1,6 +1,6 @@
-"""Steps that run when they are submitted: rows on the host, and whatever device and kernels the decoder has.
+"""The eager runner: a step runs when it is submitted, with rows in host memory and any device or kernels.
 
-This is how the CPU runs, and a GPU without Triton's kernels. A step's flat batch is gathered from the rows with a
+The CPU uses it, and so does a GPU without Triton's kernels. A step's flat batch is gathered from the rows with a
 handful of vectorised operations, however many requests run.
 """
 
@@ -32,7 +32,7 @@ def create_eager_runner(
     draft: PagedModel | None = None,
     host_blocks: HostBlocks | None = None,
 ) -> StepRunner[EagerStep]:
-    """A runner without overlap. Where the decoder has the native kernels, sampling has its own there too."""
+    """Build a runner without overlap. If the decoder uses the native kernels, sampling uses them too."""
     rows = RowTable(settings, model.decoder.config.vocab_size)
     stage = EagerStage(model, rows, device=settings.device, block_size=settings.block_size)
     library = native.load() if model.decoder.ops.name == "native" else None
@@ -56,13 +56,13 @@ class EagerStep:
 class EagerStage:
     """Rows of tokens and block tables in host memory: a `Stage`."""
 
-    num_prepared = 0  # no step leaves anything for another
+    num_prepared = 0  # a step prepares nothing for later steps
 
     def __init__(self, model: PagedModel, rows: RowTable, *, device: torch.device, block_size: int) -> None:
         self._model = model
         self._device = device
         self._block_size = block_size
-        # Pages of these arrays are touched only as far as requests really reach, so long limits cost no memory.
+        # Memory pages are touched only up to the tokens that requests really have, so long limits cost no memory.
         self.token_rows: Int32Array = np.empty((rows.max_num_seqs, rows.max_model_len), dtype=np.int32)
         self.block_table: Int32Array = np.zeros((rows.max_num_seqs, rows.max_num_blocks), dtype=np.int32)
 
@@ -89,7 +89,7 @@ class EagerStage:
             self.token_rows[rows, positions] = step.drafts.token_ids[given]
         block_size, device = self._block_size, self._device
         row_of_token = np.repeat(step.rows, step.num_new)
-        # A request's tokens end at its length, and where those of the next one begin.
+        # A request's tokens end at position seq_lens, and in the flat batch where those of the next request begin.
         positions = np.arange(step.num_tokens) + np.repeat(step.seq_lens - step.query_start[1:], step.num_new)
         token_ids = self.token_rows[row_of_token, positions].astype(np.int64)
         slots = self.block_table[row_of_token, positions // block_size].astype(np.int64) * block_size
@@ -124,7 +124,7 @@ class EagerStage:
         return self._run(staged, None)
 
     def warm_up(self) -> int:
-        """No kind of step is slower the first time."""
+        """Return 0: no kind of step is slower the first time."""
         return 0
 
     def _run(self, staged: EagerStep, wanted_rows: Tensor | None) -> Tensor:

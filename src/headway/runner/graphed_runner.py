@@ -1,8 +1,8 @@
-"""Steps on a GPU: staged with one small copy, queued, and replayed as CUDA graphs.
+"""The GPU runner: a step is staged with one small copy, queued, and replayed as a CUDA graph.
 
-Nothing waits for the device. A graph replays fixed kernels on fixed addresses, so there is one per shape of a step,
-over a ladder of sizes, and a step is padded up to the next rung; a step of some two hundred kernels becomes one launch.
-Steps that are so long that their launches hide behind the step before run as they are. Under the Triton interpreter the
+Nothing waits for the device. A graph replays fixed kernels on fixed addresses, so there is one graph per step shape.
+Sizes form a ladder, and a step is padded up to the next rung; a step of some two hundred kernels becomes one launch.
+A step so long that its launches overlap with the previous step runs without a graph. Under the Triton interpreter the
 same code runs on CPU tensors, which is how it is tested without a GPU.
 """
 
@@ -41,7 +41,7 @@ def create_graphed_runner(
     draft: PagedModel | None = None,
     host_blocks: HostBlocks | None = None,
 ) -> StepRunner[DeviceStep]:
-    """A runner whose steps are queued on the device. With a draft model, each waits for the one before."""
+    """Build a runner whose steps are queued on the device. With a draft model, each step waits for the one before."""
     rows = RowTable(settings, model.decoder.config.vocab_size, divides_drafts=True)
     stage = GraphedStage(model, settings, looks_up=draft is None)
     columns = stage.rows.columns
@@ -82,7 +82,7 @@ class GraphedStage:
         looks_up: bool = True,
         shared: DeviceRows | None = None,
     ) -> None:
-        """`looks_up`: as in `DeviceRows`; `shared`: it has the rows, too."""
+        """`looks_up` is as in `DeviceRows`; `shared` is the stage whose rows this one shares."""
         decoder, attention = model
         max_num_seqs, max_num_tokens = settings.max_num_seqs, settings.max_num_batched_tokens
         max_num_lines = settings.max_num_lines or max_num_seqs
@@ -115,7 +115,7 @@ class GraphedStage:
 
     @property
     def divides_work(self) -> bool:
-        """Whether attention reads on the device how long contexts are."""
+        """Whether attention reads the division of its work on the device."""
         return self._division is not None
 
     def seat(self, seats: Sequence[Seat], blocks: Int32Array) -> None:
@@ -123,12 +123,12 @@ class GraphedStage:
         self.rows.seat(seats, blocks)
 
     def stage(self, step: StepRows, blocks: Int32Array, *, exact: bool) -> DeviceStep:
-        """Send a step, padded where it is going to be a graph."""
+        """Send a step to the device, padded if it will run as a graph."""
         num_tokens = step.num_tokens if exact else self.padded(step.num_tokens, is_decode=step.is_decode)
         return self.rows.stage(step, blocks, num_padded_tokens=num_tokens)
 
     def padded(self, num_tokens: int, *, is_decode: bool) -> int:
-        """How many tokens a step is padded to: up to a rung where it is going to be a graph."""
+        """How many tokens a step is padded to: the next rung if it will run as a graph."""
         if self._graphs is None:
             return num_tokens
         rung = rung_above(self._decode_rungs if is_decode else self._token_rungs, num_tokens)
@@ -158,9 +158,9 @@ class GraphedStage:
         return self._run(staged, None)
 
     def warm_up(self) -> int:
-        """Make the graphs of all shapes, so that no step has to wait for its own. Only while no step is in flight.
+        """Capture the graphs of all shapes, so that no step waits for its own. Called only while no step is in flight.
 
-        Returns how many shapes there are; 0 where nothing can be captured, or each is to be made when it comes up.
+        Returns the number of shapes; 0 if nothing can be captured, or if shapes are captured when they are first used.
         """
         if not self._captures_all or self._graphs is None or not self._graphs.can_capture:
             return 0
@@ -172,11 +172,11 @@ class GraphedStage:
 
     @property
     def num_prepared(self) -> int:
-        """How many steps were run for the first time or captured."""
+        """How many times a step was a first run of its shape or captured a graph."""
         return 0 if self._graphs is None else self._graphs.num_prepared
 
     def shapes(self) -> list[StepShape]:
-        """All that steps are padded to, the largest first: what it takes in memory the smaller ones can use."""
+        """All step shapes, the largest first, so that the smaller ones reuse its memory."""
         found = [StepShape(num_tokens, num_tokens, has_chunks=False) for num_tokens in self._decode_rungs]
         if self._drafts:
             sizes = [num_tokens for num_tokens in self._decode_rungs if 1 < num_tokens <= MAX_FUSED_REQUESTS]
@@ -190,7 +190,7 @@ class GraphedStage:
         return sorted(found, reverse=True)
 
     def _run(self, staged: DeviceStep, wanted_rows: Tensor | None) -> Tensor:
-        """Run a step as it is."""
+        """Run a step without a graph."""
         step = staged.rows
         self.rows.gather(step.num_requests, step.max_query_len)
         return self._forward(
@@ -206,7 +206,7 @@ class GraphedStage:
         )
 
     def run_shape(self, shape: StepShape) -> None:
-        """Run the staged step with all numbers at their limits: from the columns to `self._logits`."""
+        """Run the staged step at its shape's limits: read the columns, write `self._logits`."""
         num_tokens, num_samples, has_chunks, has_drafts = shape
         max_requests = min(num_tokens, self._max_num_lines)
         assert self._division is not None
@@ -270,25 +270,25 @@ def _launch_bound_tokens(decoder: Decoder) -> int:
 
 
 class StepShape(NamedTuple):
-    """What a graph is made for."""
+    """The shape of a step: each has a graph of its own."""
 
     num_tokens: int
     num_samples: int
     """Rows whose logits are computed."""
     has_chunks: bool
-    """Whether requests with several new tokens take part. Without any, all rows are sampled from."""
+    """Whether any request has several new tokens. If none has, every row is sampled."""
     has_drafts: bool = False
-    """Whether some of the single tokens may be of one request, or be at places that the host does not know, in a step
-    that is small enough for that to matter."""
+    """Whether single tokens may share a request, or be at positions that the host does not know. Set only for steps
+    small enough for that to matter."""
 
 
 def decode_rungs(max_num_lines: int) -> list[int]:
-    """Batch sizes worth a graph: fine where padding would cost most, coarser above."""
+    """Batch sizes that get a graph: finely spaced where padding would cost most, coarser above."""
     return _up_to(max_num_lines, [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_lines, 32)])
 
 
 def token_rungs(max_num_tokens: int) -> list[int]:
-    """Numbers of tokens, for steps with chunks of prompts."""
+    """Numbers of tokens that get a graph, for steps with prefill chunks."""
     return _up_to(
         max_num_tokens,
         [*range(32, 512, 32), *range(512, 1024, 64), *range(1024, 2048, 128), *range(2048, max_num_tokens, 256)],
@@ -296,8 +296,8 @@ def token_rungs(max_num_tokens: int) -> list[int]:
 
 
 def sample_rungs(max_num_lines: int) -> list[int]:
-    """Numbers of rows to sample from in a step with chunks: few, since each multiplies the graphs, and some rows more
-    cost little, as long as reading the weights takes longer than computing with them."""
+    """Numbers of sampled rows that get a graph, for steps with prefill chunks. They are few: each multiplies the number
+    of graphs, and extra rows cost little while reading the weights takes longer than computing with them."""
     return _up_to(max_num_lines, [64, 256])
 
 
@@ -311,12 +311,12 @@ RunStep = Callable[[StepShape], None]
 
 
 class StepGraphs:
-    """The graphs of one runner, which they do not hold in turn: when it is dropped, its memory is free at once.
+    """The graphs of one runner. They hold no reference to it, so its memory is freed as soon as it is dropped.
 
-    The first step of a shape runs as it is, which also compiles what is not compiled yet, the second is captured and
+    The first step of a shape runs without a graph, which also compiles its kernels; the second is captured and
     replayed. So graphs can be made when they are needed, or all at once (`prepare`) before requests wait for them. They
-    share one pool of working memory, since no two ever run at once. On a CPU, where the kernels are interpreted, there
-    is nothing to capture, and every step runs as the first one does.
+    share one pool of working memory, since no two ever run at once. On a CPU, where the kernels are interpreted,
+    nothing is captured, and every step runs as the first one does.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -326,7 +326,7 @@ class StepGraphs:
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     def run(self, shape: StepShape, step: RunStep) -> None:
-        """Run `step(shape)`, which must do the same to the same memory every time, or replay it."""
+        """Run `step(shape)`, or replay its graph. It must run the same operations on the same memory every time."""
         graph = self._graphs.get(shape)
         if graph is None:
             self.num_prepared += self.can_capture
@@ -339,11 +339,11 @@ class StepGraphs:
 
     @property
     def can_capture(self) -> bool:
-        """Whether there is a device that replays."""
+        """Whether the device can capture and replay graphs."""
         return self._pool is not None
 
     def prepare(self, shape: StepShape, step: RunStep) -> None:
-        """As if the shape had come up twice."""
+        """Run and capture the shape, as if it had been used twice."""
         while self.can_capture and shape not in self._graphs:
             self.run(shape, step)
 

@@ -1,7 +1,7 @@
 """What changes logits before a token is chosen: edits of single logits, and penalties for tokens that a row has seen.
 
-This is the host's side, the same for every device; a step in which no row asks for it runs nothing of it. `StepEdits`
-is what the kernels' `edit` is given: whatever else is to change logits (a mask of allowed tokens) joins there.
+This is the host's side, the same for every device. A step in which no row asks for edits runs none of it. The kernels'
+`edit` receives a `StepEdits`, which also carries anything else that changes logits, such as a mask of allowed tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headway.sampling_params import SamplingParams
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
 
-# A row's entry for a token that it has seen: bit 0 "in the prompt", above it how often the output has it.
+# A row's entry for a token that it has seen: bit 0 says "in the prompt", the bits above count it in the output.
 IN_PROMPT, ONE_OUTPUT = 1, 2
 
 _NEVER = 2**31 - 1
@@ -32,19 +32,19 @@ _COMMON_TO_COMPLETIONS = tuple(
 
 
 class LogitEdit(NamedTuple):
-    """A number that is added to one token's logit, while it is in force."""
+    """A number that is added to one token's logit while the edit is in force."""
 
     token_id: int
     value: float
     """-inf rules the token out. No two finite edits of a request may name the same token."""
     after: tuple[int, ...] = ()
-    """In force where the output ends with these tokens."""
+    """The edit is in force where the output ends with these tokens."""
     until: int = _NEVER
-    """In force before so many output tokens."""
+    """The edit is in force while there are fewer output tokens than this."""
 
 
 def logit_edits(params: SamplingParams, eos_token_ids: Sequence[int]) -> Iterator[LogitEdit]:
-    """Every parameter that bans or biases single tokens."""
+    """The edits of every parameter that bans or biases single tokens."""
     for token_id, bias in (params.logit_bias or {}).items():
         yield LogitEdit(token_id, bias)
     for word in params.bad_word_token_ids or ():
@@ -60,31 +60,31 @@ class LogitEntries:
     """The edits of single logits in a step, as the kernels take them."""
 
     columns: Int32Array
-    """[5, E]: line, token, the bits of the float32 to add, and start and length of a run of `prefixes`. An entry takes
-    effect if that run is how the row's tokens before its position end; an empty run always is."""
+    """[5, E]: line, token, the bits of the float32 to add, and the start and length of a run in `prefixes`. An entry
+    takes effect if the row's tokens before its position end with that run; an empty run always matches."""
     prefixes: Int32Array
 
 
 @dataclass(frozen=True, slots=True)
 class LineMasks:
-    """What guided rows of a step may choose from."""
+    """The tokens that guided rows of a step may choose."""
 
     lines: Int32Array
     words: Int32Array
-    """[lines, W]: bit i of word w allows token 32 w + i. There are bits for the whole vocabulary, perhaps for more."""
+    """[lines, W]: bit i of word w allows token 32 w + i. There is at least one bit for each token of the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepEdits:
-    """All that is done to the logits of a step before a token is chosen, in this order."""
+    """Everything that changes a step's logits before a token is chosen: masks, entries and penalties, in this order."""
 
     entries: LogitEntries | None
     penalised: bool
     """Whether any row has penalties."""
     masks: LineMasks | None = None
-    """Applied first: what they rule out is out, whatever else is done to it."""
+    """Applied first: a token that they rule out stays ruled out."""
     line_offsets: NDArray[np.int64] | None = None
-    """How many drafted tokens stand before the one that a line chooses; None: no line has any."""
+    """For each line, how many drafted tokens precede the token it chooses. None: no line has any."""
 
 
 class RowEdits:
@@ -102,7 +102,7 @@ class RowEdits:
         self._columns[4] = [edit.until for edit in edits]
         self._always = not max(lengths) and int(self._columns[4].min()) == _NEVER
         self.until = int(self._columns[4].max())
-        """From so many output tokens on none is in force."""
+        """The number of output tokens from which no edit is in force."""
 
     def is_for(self, params: SamplingParams) -> bool:
         """Whether these are the parameters of another completion of the same request."""
@@ -110,7 +110,7 @@ class RowEdits:
         return all(own is other or own == other for own, other in pairs)
 
     def in_force(self, num_output_tokens: int) -> Int32Array:
-        """Token, value, start and length of those that count now; a prefix must fit into the output."""
+        """Token, value, start and length of the edits in force now. A prefix longer than the output is left out."""
         if self._always:
             return self._columns[:4]
         lengths, until = self._columns[3], self._columns[4]
@@ -126,7 +126,7 @@ class EditTable:
         self._last: RowEdits | None = None
 
     def of(self, params: SamplingParams) -> RowEdits | None:
-        """What a request asks for. Its completions enter one after the other, and share it."""
+        """The edits of a request. Its completions enter one after the other and share them."""
         if self._last is not None and self._last.is_for(params):
             return self._last
         edits = [*logit_edits(params, self._eos_token_ids)]
@@ -142,7 +142,7 @@ class EditTable:
         self._edits.pop(row, None)
 
     def entries(self, rows: Int64Array, lines: list[int], num_output_tokens: list[int]) -> LogitEntries | None:
-        """Those of `lines` of a step, line i of which is `rows[i]`; `None` where none is in force."""
+        """The edits for `lines` of a step, where line i belongs to `rows[i]`. `None` if none is in force."""
         edits = [self._edits[rows[line]] for line in lines]
         parts = [own.in_force(count) for own, count in zip(edits, num_output_tokens, strict=True)]
         sizes = [part.shape[1] for part in parts]
@@ -157,7 +157,7 @@ class EditTable:
 
 
 def seen_tokens(request: NewRequest) -> tuple[Int32Array, Int32Array]:
-    """The distinct tokens of a request, and the entry of each (see `IN_PROMPT`): all that penalties have to know."""
+    """The distinct tokens of a request and the entry of each (see `IN_PROMPT`), which is all that penalties need."""
     prompt = np.unique(np.asarray(request.prompt_token_ids, dtype=np.int32))
     output, counts = np.unique(np.asarray(request.output_token_ids, dtype=np.int32), return_counts=True)
     tokens = np.union1d(prompt, output)

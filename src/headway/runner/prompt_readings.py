@@ -1,7 +1,8 @@
-"""What requests want to know of their prompts: rare, and the one part of a step that waits for a device.
+"""Prompt logprobs and pooled prompt vectors, for the requests that ask for them.
 
-The hidden state at position p gives the logprobs of the prompt token at p + 1; the mean of all, or the last of them, is
-a vector that stands for the prompt. A prompt may come in several chunks, and each gives its own part.
+This is rare, and it is the one part of a step that waits for a device. The hidden state at position p gives the
+logprobs of the prompt token at p + 1. The mean of all hidden states, or the last one, is a vector for the whole prompt.
+A prompt may be computed in several chunks; each gives its own part.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from headway.runner.token_logprobs import LINES_AT_A_TIME, logprob_words, token_
 def logprobs_of_prompts(
     decoder: Decoder, hidden: Tensor, step: StepRows, wanted_prompts: Mapping[str, WantedPrompt]
 ) -> dict[str, PromptLogprobs]:
-    """By request id, those that the step's hidden states of all tokens give."""
+    """The prompt logprobs that a step's hidden states give, by request id."""
     found = {}
     for place, request_id in enumerate(step.request_ids):
         wanted = wanted_prompts.get(request_id)
@@ -35,7 +36,7 @@ def logprobs_of_prompts(
 def pooled_prompts(
     hidden: Tensor, step: StepRows, wanted_prompts: Mapping[str, WantedPrompt]
 ) -> dict[str, PooledPrompt]:
-    """By request id, what the step's hidden states add to the vectors of prompts."""
+    """What a step's hidden states add to the prompts' pooled vectors, by request id."""
     found = {}
     for place, request_id in enumerate(step.request_ids):
         wanted = wanted_prompts.get(request_id)
@@ -67,8 +68,8 @@ def _of_chunk(decoder: Decoder, hidden: Tensor, wanted: WantedPrompt, start: int
 
 
 def prompt_logprobs(logits: Tensor, next_token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
-    """For each line of `logits` [T, V], the logprobs at the prompt position that follows it, where `next_token_ids` [T]
-    stand."""
+    """For each line of `logits` [T, V], the logprobs at the next prompt position, which holds the token in
+    `next_token_ids` [T]."""
     tokens = torch.tensor(next_token_ids, dtype=torch.int64)
     if len(tokens) != len(logits):
         raise ValueError(f"{len(logits)} rows of logits but {len(tokens)} next tokens")

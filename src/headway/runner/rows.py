@@ -1,13 +1,13 @@
-"""The running batch as the host knows it: who sits in which row, and which rows a step takes.
+"""The running batch as the host knows it: which request is in which row, and which rows a step uses.
 
-A request gets a row when it enters the batch and keeps it until it leaves, so that only changes travel. This table is
-the same for every device; the tokens and block tables themselves lie where the model runs (`eager_runner.py`,
+A request gets a row when it enters the batch and keeps it until it leaves, so that only changes are sent. This table is
+the same for every device; the tokens and block tables themselves are where the model runs (`eager_runner.py`,
 `device_rows.py`). A step is a flat batch over the rows, requests with a single new token first:
 
     scheduled      A: 3 tokens from position 5    B: 1 token from position 9
     rows           [ B A ]       query_start [ 0 1 4 ]       seq_lens [ 10 8 ]       tokens  B9 A5 A6 A7
 
-A `Stage` is where a model's steps run over such rows.
+A `Stage` stores such rows and runs a model's steps over them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from headway.sampling_params import Pooling, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class WantedPrompt:
-    """A prompt of which a request wants to know more than what follows it."""
+    """A prompt whose logprobs or pooled vector a request asks for."""
 
     token_ids: tuple[int, ...]
     num_top: int | None
-    """Logprobs, and of how many most likely tokens beside each."""
+    """How many most likely tokens to report beside each prompt logprob; `None`: no prompt logprobs."""
     pooling: Pooling | None = None
-    """A vector."""
+    """How to pool the prompt into a vector; `None`: no vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class StepRows:
     """The rows of one step, on the host. Requests with a single new token come first."""
 
     request_ids: list[str]
-    """Where drafts are divided, a request that has some comes several times, with a single new token each."""
+    """If drafts are divided, a request with drafts appears several times, with a single new token each time."""
     rows: Int64Array
     num_new: Int64Array
     """Tokens to compute, by request."""
@@ -53,24 +53,23 @@ class StepRows:
     max_query_len: int
     max_seq_len: int
     query_start: Int64Array
-    """Where each request's tokens begin, and where the last ones end."""
+    """Where each request's tokens begin in the flat batch, followed by the end of the last request's."""
     seq_lens: Int64Array
     sampled: list[int]
-    """Places in `request_ids` of those that sample; the `sample_` columns are in this order, with a line for each, or
-    several where it verifies drafts."""
+    """Indices in `request_ids` of the requests that sample. The `sample_` columns are in this order, with one line for
+    each request, or several if it verifies drafts."""
     sample_index: Int64Array
-    """Which of the step's tokens is the last one of the request."""
+    """The index of the token in the step whose logits each line samples."""
     sample_rows: Int64Array
     sample_positions: Int64Array
-    """Where the new token goes in the request's tokens."""
+    """The position that the new token gets in the request's tokens."""
     drafts: StepDrafts | None = None
-    """Where requests verify drafts: they have more than one line each, one for every token from their last on."""
+    """The drafts, if requests verify some. Each such request has a line for its last token and one for each draft."""
     line_offsets: Int64Array | None = None
-    """Where it depends on drafts that are being verified how many tokens requests have: for each of `rows`, how many
-    tokens after the row's last one its token is, and -1 if the host knows its place. `seq_lens` are then the most that
-    there can be."""
+    """Set if drafts in flight decide how many tokens requests have. For each of `rows`: how many tokens after the row's
+    last one its token is, or -1 if the host knows its position. `seq_lens` are then upper bounds."""
     sample_offsets: Int64Array | None = None
-    """The same for the places of the lines that are sampled."""
+    """As `line_offsets`, for the positions of the sampled lines."""
 
     @classmethod
     def flat(
@@ -88,8 +87,8 @@ class StepRows:
         line_offsets: Int64Array | None = None,
         sample_offsets: Int64Array | None = None,
     ) -> StepRows:
-        """From who takes part, with how many new tokens behind how many; those with a single one come first. Without
-        the `sample_` columns each of `sampled` has a line."""
+        """Build the step from its rows, their new tokens and their tokens before; single tokens come first. Without the
+        `sample_` columns, each request in `sampled` has one line."""
         query_start = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum(num_new, out=query_start[1:])
         seq_lens = num_computed + num_new
@@ -120,34 +119,34 @@ class StepRows:
 
     @property
     def all_sample_in_order(self) -> bool:
-        """Whether line i of the step's hidden states is what the i-th sampled line needs."""
+        """Whether the i-th sampled line needs line i of the step's hidden states."""
         return len(self.sample_index) == self.num_tokens
 
 
 class RowTable:
-    """Rows of requests: `row_of` says who sits where. The only table of them; storage on a device follows it."""
+    """Assigns rows to requests: `row_of` maps ids to rows. A device's storage follows this one table."""
 
     def __init__(self, settings: RunnerSettings, vocab_size: int, *, divides_drafts: bool = False) -> None:
-        """With `divides_drafts` a request that verifies drafts takes part in a step as several that have a single new
-        token each and share a row."""
+        """With `divides_drafts`, a request that verifies drafts enters a step as several requests that share a row and
+        have a single new token each."""
         self.row_of: dict[str, int] = {}
         self.sampling = SamplingRows(settings.max_num_seqs, vocab_size, settings.eos_token_ids)
         self.wanted_prompts: dict[str, WantedPrompt] = {}
-        """By request id, of those in the batch that want to know of their prompt."""
+        """The prompts of requests in the batch that ask for prompt logprobs or a vector, by request id."""
         self.max_num_seqs = settings.max_num_seqs
         self.max_model_len = settings.max_model_len
         self.max_num_blocks = -(-settings.max_model_len // settings.block_size)
-        """Room in a request's block table."""
+        """The number of entries in a request's block table."""
         self._seed = settings.seed
         self._divides_drafts = divides_drafts
         self._synthetic_acceptance = settings.synthetic_acceptance
         self._random = np.random.default_rng(settings.seed)
-        self._had_drafts = False  # the step before
+        self._had_drafts = False  # whether the previous step had drafts
         self._free_rows = list(range(settings.max_num_seqs - 1, -1, -1))
         self._num_blocks: Int64Array = np.zeros(settings.max_num_seqs, dtype=np.int64)
 
     def seat(self, requests: Sequence[NewRequest]) -> list[Seat]:
-        """Give rows to requests. If anything is wrong with one of them, none gets a row."""
+        """Give rows to requests. If any of them is invalid, an error is raised and none gets a row."""
         if len(requests) > len(self._free_rows):
             raise ValueError(f"{len(requests)} requests for {len(self._free_rows)} free rows")
         seats = []
@@ -188,7 +187,7 @@ class RowTable:
             self.wanted_prompts.pop(request_id, None)
 
     def append_blocks(self, added: Sequence[tuple[str, Sequence[int]]]) -> Int32Array:
-        """Note blocks that requests get; returns where they go: [n, 3], (row, place in its block table, block)."""
+        """Record blocks that requests get. Returns where to write them: [n, 3] of (row, place in its table, block)."""
         entries: list[tuple[int, int, int]] = []
         for request_id, block_ids in added:
             row = self.row_of[request_id]
@@ -214,7 +213,7 @@ class RowTable:
         ends = (num_computed + num_new)[sampled]
         drafts, sample_rows, sample_positions = None, rows[sampled], ends
         sample_index = np.cumsum(num_new)[sampled] - 1
-        times = np.ones(len(order), dtype=np.int64)  # how often each request comes
+        times = np.ones(len(order), dtype=np.int64)  # how many entries each request has in the step
         if num_drafts is not None:
             drafts = self._drafts(
                 [output.scheduled[place].drafts for place in order[sampled].tolist()], sample_rows, ends
@@ -252,7 +251,7 @@ class RowTable:
         )
 
     def _drafts(self, tokens: Sequence[Sequence[int]], rows: Int64Array, ends: Int64Array) -> StepDrafts:
-        """Of the requests that sample, in these rows; each draft is the end of what its request has in the step."""
+        """The drafts of the requests that sample, in these rows. A request's drafts are its last tokens in the step."""
         num_drafts = np.array([len(part) for part in tokens], dtype=np.int64)
         num_accepted = None
         if (acceptance := self._synthetic_acceptance) is not None:
@@ -271,40 +270,40 @@ StagedStep = TypeVar("StagedStep")
 
 
 class Stage(Protocol[StagedStep]):
-    """Where the rows of requests lie, and how a step runs there. `StagedStep` is its own record of one."""
+    """Stores the rows of requests and runs steps over them. `StagedStep` is its record of a staged step."""
 
     def seat(self, seats: Sequence[Seat], blocks: Int32Array) -> None:
         """Write the tokens of requests that enter, and their first blocks: (row, place in its table, block)."""
         ...
 
     def stage(self, step: StepRows, blocks: Int32Array, *, exact: bool) -> StagedStep:
-        """Bring a step, and the blocks that it adds, to the device. With `exact` it runs without padding."""
+        """Send a step and the blocks that it adds to the device. With `exact` it runs without padding."""
         ...
 
     def forward(self, staged: StagedStep) -> Tensor:
-        """Run the model; logits of the requests that sample, in their order. Further lines may follow."""
+        """Run the model. Returns the logits of the sampled lines, in order; extra lines may follow."""
         ...
 
     def hidden(self, staged: StagedStep) -> Tensor:
-        """Run the model; hidden states of all tokens of a step that was staged as `exact`."""
+        """Run the model on a step staged with `exact`. Returns the hidden states of all its tokens."""
         ...
 
     def warm_up(self) -> int:
-        """What `Runner.warm_up` says."""
+        """Prepare each kind of step; see `Runner.warm_up`."""
         ...
 
     @property
     def num_prepared(self) -> int:
-        """How many steps have made something that later steps of their shape find."""
+        """How many steps prepared something (a graph, compiled kernels) for later steps of their shape."""
         ...
 
 
 def _places(counts: Int64Array) -> Int64Array:
-    """0, 1, … for each of the groups of so many."""
+    """0, 1, … within each group, for groups of these sizes."""
     return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _seed_of(engine_seed: int, request_id: str) -> int:
-    """The seed of a request that brings none: the same for the same engine seed and id, whatever else runs."""
+    """The seed of a request that gives none. It depends only on the engine's seed and the request's id."""
     digest = hashlib.blake2b(f"{engine_seed}:{request_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")

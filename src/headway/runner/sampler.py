@@ -3,8 +3,8 @@
 The definition, which `cpu_sampling.py` and `triton_sampling.py` implement:
 
     logprobs     from the model's untouched logits
-    masks        of guided requests: what their grammar does not allow is out
-    edits        bias, bad words and `min_tokens`: a number is added to single logits, -inf rules the token out
+    masks        rule out the tokens that a guided request's grammar does not allow
+    edits        bias, bad words and `min_tokens`: a number is added to single logits; -inf rules the token out
     penalties    repetition scales the logits of tokens in prompt or output away from "likely"; frequency and presence
                  subtract for tokens in the output
     filters      min_p, then top_k, then top_p: the lowest logit that is kept; equal ones are kept together
@@ -14,13 +14,13 @@ g is Gumbel noise: u is a 32-bit hash of (seed, position of the new token, token
 draw from the softmax without state, sums or order, so a request's tokens depend on its seed and its own logits alone:
 not on its row, the batch, preemption, overlap or the device.
 
-A row that verifies drafts has a line for each of them and one more. Every line is sampled as if the drafts before it
-were the row's tokens, with the noise of its own position; where the choice is not what was drafted, the lines after it
-are rejected. So what comes out does not depend on the drafts.
+A row that verifies drafts has one line for each draft and one more. Every line is sampled as if the drafts before it
+were the row's tokens, with the noise of its own position. Where the chosen token differs from the draft, the lines
+after it are rejected. So the output does not depend on the drafts.
 
 A parameter that bans or biases single tokens becomes edits in `logit_edits.py`. A number that the kernels read is a
-field of `RowRecord`, filled in by `_record`; a part of sampling that costs time when it is used gets a `Feature`, so
-that it costs none when it is not.
+field of `RowRecord`, filled in by `_record`. A part of sampling that costs time gets a `Feature`, so that steps which
+do not use it do not pay for it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ RowRecord = np.dtype(
         ("presence", "<f4"),
     ]
 )
-"""What a row asks for, as the kernels read it; the native one has the same as a struct."""
+"""A row's sampling parameters, as the kernels read them. The native kernel declares the same fields as a struct."""
 
 
 def record_word(name: str) -> int:
@@ -67,10 +67,10 @@ def record_word(name: str) -> int:
     return RowRecord.fields[name][1] // 4
 
 
-# What stands in place of a token that could not be chosen; the native kernel has the same numbers.
+# Codes returned in place of a token that could not be chosen; the native kernel uses the same numbers.
 NOTHING_LEFT, LOGIT_IS_NAN, LOGIT_IS_INFINITE = -1, -2, -3
 REJECTED = -4
-"""Of a line that stands behind a draft which was wrong."""
+"""The code of a line that follows a wrong draft."""
 _ERRORS = {
     NOTHING_LEFT: "no token is left to choose from: bans and masks rule out the whole vocabulary",
     LOGIT_IS_NAN: "the model gave a logit of nan",
@@ -80,7 +80,7 @@ NO_TOKEN = -1
 
 
 class Feature(enum.IntFlag):
-    """Parts of sampling that a row may use. A greedy row without extras has none."""
+    """Parts of sampling that a row may use. A greedy row without other parameters uses none."""
 
     RANDOM = enum.auto()
     FILTERS = enum.auto()
@@ -110,29 +110,29 @@ class StepDrafts:
     """The drafts that a step verifies."""
 
     num_lines: Int64Array
-    """How many lines are sampled for each request that samples: one, and one more for each of its drafted tokens."""
+    """How many lines each sampling request has: one, plus one for each of its drafted tokens."""
     rows: Int64Array
     positions: Int64Array
     token_ids: Int64Array
-    """All drafted tokens, with the rows and positions where they go."""
+    """All drafted tokens; the fields before give the rows and positions where they go."""
     num_accepted: Int64Array | None = None
-    """Synthetic acceptance, for benchmarks: so many of each request's drafts are accepted, whatever would be chosen."""
+    """Synthetic acceptance, for benchmarks: how many of each request's drafts to accept, whatever would be chosen."""
 
     @property
     def places(self) -> Int64Array:
-        """Of each drafted token among those of its request."""
+        """The index of each drafted token among its request's drafts."""
         num_drafts = self.num_lines - 1
         return np.arange(len(self.rows)) - np.repeat(np.cumsum(num_drafts) - num_drafts, num_drafts)
 
     @property
     def line_offsets(self) -> Int64Array:
-        """For each line, how many drafted tokens stand before the token that it chooses."""
+        """For each line, how many drafted tokens precede the token that it chooses."""
         starts = np.cumsum(self.num_lines) - self.num_lines
         return np.arange(int(self.num_lines.sum())) - np.repeat(starts, self.num_lines)
 
 
 class SamplingRows:
-    """What the host knows of sampling in each row: parameters, what a row uses, and how many tokens it has."""
+    """The host's sampling state of each row: its parameters, the features it uses, and how many tokens it has."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int, eos_token_ids: Sequence[int] = ()) -> None:
         if any(not 0 <= token_id < vocab_size for token_id in eos_token_ids):
@@ -148,7 +148,7 @@ class SamplingRows:
         self._edits = EditTable(eos_token_ids)
 
     def seat(self, seat: Seat) -> None:
-        """Note what a request asks for. Raises before anything is noted if it asks for what does not exist."""
+        """Record a request's parameters. Raises, before recording anything, if they are not valid for the model."""
         row, params, num_output_tokens = seat.row, seat.params, len(seat.request.output_token_ids)
         if params.bad_words and params.bad_word_token_ids is None:
             raise InvalidRequestError("bad_words need a tokenizer to become tokens, and there is none", "bad_words")
@@ -168,7 +168,7 @@ class SamplingRows:
             self._logprob_token_ids[row] = tuple(params.logprob_token_ids)
 
     def clear(self, row: int) -> None:
-        """Forget a request. What is in flight for its row stays valid."""
+        """Forget a request. Steps in flight for its row stay valid."""
         self.flags[row] = 0
         self._logprob_token_ids.pop(row, None)
         self._edits.clear(row)
@@ -180,7 +180,7 @@ class SamplingRows:
     def edits(
         self, rows: Int64Array, used: int, masks: LineMasks | None, line_offsets: Int64Array | None = None
     ) -> StepEdits:
-        """What changes the logits of a step whose i-th line belongs to `rows[i]`, behind so many drafted tokens."""
+        """The edits of a step whose i-th line belongs to `rows[i]` and follows `line_offsets[i]` drafted tokens."""
         entries = None
         if used & EDITS:
             lines = np.flatnonzero(self.flags[rows] & EDITS)
@@ -191,20 +191,20 @@ class SamplingRows:
         return StepEdits(entries, penalised=bool(used & PENALTIES), masks=masks, line_offsets=line_offsets)
 
     def wanted_logprobs(self, rows: Int64Array) -> tuple[Int64Array, list[int]]:
-        """The lines that want logprobs, and of how many most likely tokens each."""
+        """The lines that ask for logprobs, and for each how many most likely tokens to report."""
         lines = np.flatnonzero(self.flags[rows] & LOGPROBS)
         return lines, self._num_logprobs[rows[lines]].tolist()
 
     def named_tokens(self, rows: Int64Array) -> list[tuple[int, ...]] | None:
-        """The tokens whose logprobs each of these rows names; None if none does."""
+        """For each row, the tokens whose logprobs it asks for by id. None if no row does."""
         if not self._logprob_token_ids:
             return None
         named = [self._logprob_token_ids.get(row, ()) for row in rows.tolist()]
         return named if any(named) else None
 
     def count_tokens(self, rows: Int64Array, used: int, *, repeated: bool = False) -> None:
-        """Note that each of these rows gets one more output token; where they are `repeated`, as often as it is
-        named."""
+        """Count one more output token for each of these rows. With `repeated`, a row may appear several times and each
+        appearance counts."""
         if repeated:
             np.add.at(self._num_output_tokens, rows, 1)
         else:
@@ -214,7 +214,7 @@ class SamplingRows:
 
 
 def _record(seat: Seat, vocab_size: int) -> tuple[tuple[float, ...], int]:
-    """The values of a row's `RowRecord`, and what the row uses but for edits; a greedy request leaves filters out."""
+    """The values of a row's `RowRecord`, and the features it uses except edits. A greedy request uses no filters."""
     params = seat.params
     flags = PENALTIES if params.is_penalised else 0
     if params.logprobs is not None:
@@ -234,11 +234,11 @@ class SamplingKernels(Protocol):
     """One implementation of the definition, on the device where the rows' tokens and seen tokens lie."""
 
     def seat(self, seats: Sequence[Seat]) -> None:
-        """Take over the records of rows that `SamplingRows` has noted, and the tokens that they have seen."""
+        """Take over the rows' records from `SamplingRows`, and the tokens that the requests have seen."""
         ...
 
     def prepare(self, logits: Tensor, num_lines: int) -> Tensor:
-        """The first lines of the logits, or more of them, where and as the kernels read them."""
+        """At least the first `num_lines` lines of the logits, in the memory and dtype that the kernels read."""
         ...
 
     def edit(
@@ -250,41 +250,41 @@ class SamplingKernels(Protocol):
     def pick(
         self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int, drafts: StepDrafts | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Filters and the choice: int32 [R], a token or a negative code for each row, from the first R lines; the same
-        on the host, once the device has come this far, and until some steps later.
+        """Filter, then choose a token or a negative code for each row, from the first R lines. Returns int32 [R] on the
+        device and a copy on the host, which is valid once the device reaches this point, and for a few more steps.
 
         The token is written to its position in the row's tokens, unless that is past their end, and counted as seen. A
         row without a token gets token 0: it may already be part of the next step, and must be able to run it. With
-        drafts, which stand in the rows, lines behind a wrong one are `REJECTED` and change nothing.
+        drafts, which are in the rows, lines after a wrong draft are `REJECTED` and change nothing.
         """
         ...
 
     def guess(self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int) -> None:
-        """The same choice, written to its position in the row's tokens and nowhere else."""
+        """Make the choice that `pick` makes, but write it only to its position in the row's tokens."""
         ...
 
     def upload(self, array: Int32Array) -> Tensor:
-        """A copy on the logits' device that nothing waits for."""
+        """Copy to the logits' device without waiting."""
         ...
 
     def download(self, tensor: Tensor) -> Tensor:
-        """A host tensor that has the values once the device has come this far."""
+        """Copy to a host tensor, which holds the values once the device reaches this point."""
         ...
 
 
 class Sampler:
-    """The choice of tokens for any rows of a batch. On a GPU it launches what the rows need, and waits for nothing."""
+    """Chooses tokens for any rows of a batch. On a GPU it launches the kernels that the rows need, without waiting."""
 
     def __init__(self, rows: SamplingRows, kernels: SamplingKernels) -> None:
         self._rows = rows
         self._kernels = kernels
 
     def seat(self, seats: Sequence[Seat]) -> None:
-        """Let requests enter that `SamplingRows` has noted."""
+        """Admit requests that `SamplingRows` has recorded."""
         self._kernels.seat(seats)
 
     def warm_up(self, dtype: torch.dtype) -> None:
-        """Compile what verifies drafts: a first step that has some should not wait for it."""
+        """Compile the kernel that verifies drafts, so that the first step with drafts does not wait for it."""
         logits = self._kernels.upload(np.zeros((2, self._rows.vocab_size), dtype=np.int32)).to(dtype)
         first, rows = np.zeros(1, dtype=np.int64), np.zeros(2, dtype=np.int64)
         drafts = StepDrafts(num_lines=first + 2, rows=first, positions=first, token_ids=first)
@@ -300,8 +300,8 @@ class Sampler:
     ) -> PendingSample:
         """Choose a token for each of `rows`; `logits` are consumed.
 
-        `logits` [at least R, V] has a line per row, in any float type; further lines are ignored. `positions`: where
-        the new token goes in the row's tokens, which is also how many it has now.
+        `logits` [at least R, V] has a line per row, in any float type; further lines are ignored. `positions` is where
+        the new token goes in the row's tokens, which is also how many tokens the row has now.
         """
         num_lines = len(rows)
         if logits.shape[1] != self._rows.vocab_size or len(logits) < num_lines:
@@ -326,7 +326,7 @@ class Sampler:
         return PendingSample(host_token_ids, logprobs, drafts.num_lines.tolist(), count)
 
     def guess(self, logits: Tensor, rows: Int64Array, positions: Int64Array, num_before: int) -> None:
-        """Write what `sample` would choose, by these logits, behind so many guesses that stand in the rows already."""
+        """Write the token that `sample` would choose, after `num_before` drafts that are already in the rows."""
         used = self._rows.used_by(rows) & ~LOGPROBS
         edited = self._kernels.prepare(logits, len(rows))
         if used & (EDITS | PENALTIES):
@@ -335,7 +335,7 @@ class Sampler:
         self._kernels.guess(edited, rows, positions, used=used)
 
     def _count_accepted(self, rows: Int64Array, used: int, verified: NDArray[np.bool_], token_ids: Tensor) -> None:
-        """For rows whose edits depend on it: none of them is in a step that is launched before the result is known."""
+        """Count accepted tokens for rows whose edits depend on it. No step with such a row is launched before."""
         self._rows.count_tokens(rows[verified & (token_ids.numpy() >= 0)], used, repeated=True)
 
     def _logprobs(self, logits: Tensor, rows: Int64Array, token_ids: Tensor) -> PendingLogprobs:
@@ -354,7 +354,7 @@ class Sampler:
 
 
 def _padded(lines: list[tuple[int, ...]]) -> Int32Array:
-    """The lines filled up with token 0 to the length of the longest."""
+    """The lines, padded with token 0 to the length of the longest."""
     padded: Int32Array = np.zeros((len(lines), max(map(len, lines))), dtype=np.int32)
     for place, line in enumerate(lines):
         padded[place, : len(line)] = line
@@ -368,9 +368,9 @@ class SamplerOutput:
     token_ids: list[int]
     """The chosen token; `NO_TOKEN` where the row failed."""
     logprobs: list[TokenLogprobs | None]
-    """For rows that asked for logprobs."""
+    """One entry per row; `None` for rows that did not ask for logprobs."""
     errors: dict[int, str] = field(default_factory=dict)
-    """Place in the given rows → why no token could be chosen there."""
+    """For the rows that failed: their index → why no token could be chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,12 +380,12 @@ class PendingSample:
     host_token_ids: Tensor
     logprobs: PendingLogprobs | None
     num_lines: list[int] | None = None
-    """How many of the lines each row has, where rows verify drafts."""
+    """How many lines each row has, if rows verify drafts."""
     count: Callable[[Tensor], None] | None = None
-    """To be told the tokens once they are known, where it depends on them how many rows get."""
+    """Called with the tokens once they are known, if they decide how many tokens rows get."""
 
     def result(self) -> SamplerOutput:
-        """What was chosen. Valid once the device has done all that was launched up to the end of `sample`."""
+        """The chosen tokens. Valid once the device has finished everything launched up to the end of `sample`."""
         if self.count is not None:
             self.count(self.host_token_ids)
         token_ids: list[int] = self.host_token_ids.tolist()

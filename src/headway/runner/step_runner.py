@@ -1,12 +1,12 @@
-"""Runs planned steps: keep the rows up to date, stage the step, run the model to the logits, sample.
+"""Runs planned steps: updates the rows, stages the step, runs the model to the logits, and samples.
 
     submit       changes · stage · forward (ends at the logits) · sample · copy the tokens back
-    forward      the same in two calls, where masks come in between
+    forward      the same in two calls, if masks are computed in between
     result       wait for that copy
 
-The skeleton is the same everywhere. A `Stage` says where rows lie and how a step runs forward: at once on the CPU
-(`eager_runner.py`), or queued on a GPU (`graphed_runner.py`), where nothing here waits for the device, the next step is
-queued behind this one, and finds its tokens in the rows, where the sampler puts them.
+These parts are the same on every device. A `Stage` stores the rows and runs a step's forward pass: at once on the CPU
+(`eager_runner.py`), or queued on a GPU (`graphed_runner.py`). On a GPU nothing here waits for the device: the next step
+is queued after this one and reads the sampled tokens from the rows, where the sampler writes them.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepRunner(Generic[StagedStep]):
-    """One model over its KV cache, perhaps a second one that guesses for it, and the rows of the requests that are in
-    the batch: a `Runner`."""
+    """A `Runner`: one model over its KV cache, optionally a draft model, and the rows of the requests in the batch."""
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class StepRunner(Generic[StagedStep]):
         self._host_blocks = host_blocks
         self._num_threads = settings.num_threads
         self._verifies_drafts = settings.max_num_lines is not None
-        # Each thread has a current device of its own; steps belong to that of the thread that has made the runner.
+        # Each thread has its own current device; steps run on that of the thread that made the runner.
         self._cuda_device = torch.cuda.current_device() if settings.device.type == "cuda" else None
         self._unseated: dict[str, str] = {}  # requests that could not enter, and why, until they leave
         self._is_shut_down = False
@@ -85,23 +84,23 @@ class StepRunner(Generic[StagedStep]):
             return self._sample(self._forward(output), None)
 
     def forward(self, output: SchedulerOutput) -> UnsampledTokens:
-        """Run a step, or queue it, up to the logits: tokens wait for masks."""
+        """Run a step, or queue it, up to the logits. Its tokens are sampled later, with masks."""
         with self._here():
             return UnsampledTokens(self, self._forward(output))
 
     def sample(self, step: ForwardStep, masks: TokenMasks | None) -> PendingTokens:
-        """Choose the tokens of the step that was forwarded last."""
+        """Choose the tokens of the step that `forward` ran last."""
         with self._here():
             return self._sample(step, masks)
 
     def move(self, moves: BlockMoves) -> None:
-        """Make the copies of these moves, behind what is queued."""
+        """Copy the blocks of these moves, after the work that is queued."""
         with self._here():
             apply_moves(self._kv_caches, self._host_blocks, moves)
 
     @contextlib.contextmanager
     def _here(self) -> Iterator[None]:
-        """The runner's own device and threads; the rest of the process may want others."""
+        """Use the runner's device and number of threads inside the context; other code may use others."""
         if self._is_shut_down:
             raise RuntimeError("the runner is shut down")
         if self._cuda_device is not None and torch.cuda.current_device() != self._cuda_device:
@@ -118,7 +117,7 @@ class StepRunner(Generic[StagedStep]):
 
     @torch.inference_mode()
     def warm_up(self) -> int:
-        """Prepare the kinds of steps that there are, while nothing is in flight."""
+        """Prepare every kind of step. Called while nothing is in flight; see `Runner.warm_up`."""
         num_kinds = self.stage.warm_up() + (0 if self._drafter is None else self._drafter.stage.warm_up())
         if num_kinds and self._verifies_drafts:
             self._sampler.warm_up(self.decoder.embedding.dtype)
@@ -137,7 +136,7 @@ class StepRunner(Generic[StagedStep]):
         if not self._unseated:
             return self._run(output)
         step = self._run(output.without(self._unseated))
-        # Where steps overlap, this one may have been planned before the scheduler knew of the failure.
+        # If steps overlap, this one may have been planned before the scheduler knew of the failure.
         failed = {
             share.request_id: SampledTokens((), error=self._unseated[share.request_id])
             for share in output.scheduled
@@ -146,9 +145,9 @@ class StepRunner(Generic[StagedStep]):
         return dataclasses.replace(step, failed=failed)
 
     def _apply_changes(self, output: SchedulerOutput) -> None:
-        """Requests that left free their rows, blocks are moved, and requests that enter get rows.
+        """Free the rows of requests that left, move blocks, and give rows to requests that enter.
 
-        Rows are freed first, whatever fails later: the scheduler tells only once which requests have left.
+        Rows are freed first, whatever fails later, because the scheduler reports a request's departure only once.
         """
         for request_id in (*output.finished_request_ids, *output.preempted_request_ids):
             self._rows.free(request_id)
@@ -159,7 +158,7 @@ class StepRunner(Generic[StagedStep]):
             self._seat(output.new_requests)
 
     def _seat(self, requests: Sequence[NewRequest]) -> None:
-        """All at once, with few copies; if that does not work, one by one, and those that do not fit fail alone."""
+        """Seat all requests at once, with few copies. If that fails, seat them one by one, so only bad ones fail."""
         try:
             self._enter(requests)
         except Exception as error:
@@ -167,7 +166,7 @@ class StepRunner(Generic[StagedStep]):
                 for request in requests:
                     self._seat([request])
                 return
-            # The edge should let nothing through that does not fit, so it is logged in full.
+            # Validation should have refused a request that does not fit, so the error is logged in full.
             logger.error("request %s cannot enter the batch; it is ended", requests[0].request_id, exc_info=error)
             self._unseated[requests[0].request_id] = f"{type(error).__name__}: {error}"
 
@@ -232,7 +231,7 @@ class StepRunner(Generic[StagedStep]):
 
 
 def _line_masks(masks: TokenMasks, request_ids: Sequence[str], drafts: StepDrafts | None) -> LineMasks | None:
-    """By the lines of a step; a request that is not in it has failed to enter."""
+    """The masks by line of the step. A masked request that is not in the step failed to enter the batch."""
     first_lines = range(len(request_ids)) if drafts is None else (drafts.num_lines.cumsum() - drafts.num_lines).tolist()
     places = dict(zip(request_ids, first_lines, strict=True))
     lines: list[int] = []
@@ -251,16 +250,16 @@ def _line_masks(masks: TokenMasks, request_ids: Sequence[str], drafts: StepDraft
 
 @dataclass(frozen=True, slots=True)
 class ForwardStep:
-    """A step that has come, or been queued, as far as its logits. `rows` is None where nothing was computed."""
+    """A step that was run or queued up to its logits. `rows` is None if nothing was computed."""
 
     rows: StepRows | None
     logits: Tensor | None
     num_prepared: int
-    """Before it."""
+    """The stage's `num_prepared` before this step."""
     prompt_logprobs: dict[str, PromptLogprobs]
     pooled: dict[str, PooledPrompt] = field(default_factory=dict)
     failed: dict[str, SampledTokens] = field(default_factory=dict)
-    """Of requests that could not enter the batch."""
+    """The results of requests that could not enter the batch."""
 
 
 class UnsampledTokens:
@@ -271,24 +270,25 @@ class UnsampledTokens:
         self._step = step
 
     def sample(self, masks: TokenMasks) -> PendingTokens:
-        """Choose them."""
+        """Choose the tokens."""
         return self._runner.sample(self._step, masks)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingTokens:
-    """A submitted step. `done` is reached when its tokens are on the host; `None`: they are there."""
+    """A submitted step. The event `done` is reached when its tokens are on the host; `None`: they are already there."""
 
     done: torch.cuda.Event | None
     sampled_request_ids: list[str]
     sample: PendingSample | None
     stages: Sequence[Stage[Any]]
     num_prepared: int
-    """By them, before it: if there are more now, it may have waited for one, its own or that of a step behind it."""
+    """The stages' `num_prepared` before this step. A larger number now means that this step may have waited for a
+    preparation, its own or that of a later step."""
     prompt_logprobs: dict[str, PromptLogprobs]
     pooled: dict[str, PooledPrompt] = field(default_factory=dict)
     failed: dict[str, SampledTokens] = field(default_factory=dict)
-    """Of requests that could not enter the batch."""
+    """The results of requests that could not enter the batch."""
 
     def result(self) -> ModelRunnerOutput:
         """Wait for the step."""
@@ -320,8 +320,8 @@ def _num_prepared(stages: Sequence[Stage[Any]]) -> int:
 
 
 def _verified(request_ids: Sequence[str], chosen: SamplerOutput, num_lines: Sequence[int]) -> dict[str, SampledTokens]:
-    """By request, the tokens of its lines up to the first guess that was wrong. If none can be chosen at a place, those
-    before it come out, and the place is reached again in the next step."""
+    """For each request, the tokens of its lines up to the first wrong draft. If no token can be chosen at a position,
+    the tokens before it are returned, and the next step reaches that position again."""
     sampled, start = {}, 0
     for request_id, count in zip(request_ids, num_lines, strict=True):
         lines = range(start, start + count)

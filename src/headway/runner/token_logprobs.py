@@ -1,7 +1,7 @@
 """Log-probabilities of chosen, given and most likely tokens, from the model's unmodified logits.
 
-They are computed on the logits' device and travel as one tensor of 32-bit words, so that a copy of them can be on its
-way while the host goes on; `token_logprobs` makes records of it once it has arrived.
+They are computed on the logits' device and copied as one tensor of 32-bit words, so that the host goes on during the
+copy. `token_logprobs` turns the words into records once they have arrived.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 from headway.core.scheduler_output import TokenLogprobs
 
 LINES_AT_A_TIME = 64
-"""Lines whose log-softmax is held at one time: those of a 150k vocabulary are some 150 MB with what sorts them."""
+"""How many lines' log-softmax is held at one time. For a 150k vocabulary they take some 150 MB, sorting included."""
 
 
 def logprob_words(logits: Tensor, token_ids: Tensor, num_top: int, named_ids: Tensor | None = None) -> Tensor:
-    """Per line: the token's logprob and rank, `num_top` most likely ids, their logprobs, and those of the line's
-    `named_ids` [R, N]; int32 [R, 2 + 2 num_top + N].
+    """For each line: the token's logprob and rank, the `num_top` most likely ids, their logprobs, and the logprobs of
+    the line's `named_ids` [R, N]. Returns int32 [R, 2 + 2 num_top + N].
 
-    Floats are there as their bits. On a GPU nothing waits for the device. A negative token counts as token 0.
+    Floats are stored as their bits. On a GPU nothing waits for the device. A negative token counts as token 0.
     """
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     chosen = logprobs.gather(1, token_ids.clamp(min=0).long().unsqueeze(1))
@@ -41,8 +41,8 @@ def token_logprobs(
     num_top: Sequence[int],
     named_ids: Sequence[Sequence[int]] | None = None,
 ) -> list[TokenLogprobs]:
-    """Records of the lines of `words`, on the host: the token that stands there, `num_top[r]` most likely ones, and
-    those of `named_ids[r]`."""
+    """One record per line of `words`, which is on the host: the logprobs of the chosen token, of the `num_top[r]` most
+    likely tokens, and of `named_ids[r]`."""
     num_named = max(map(len, named_ids), default=0) if named_ids else 0
     most = (words.shape[1] - 2 - num_named) // 2
     ranks, ids = words[:, 1].tolist(), words[:, 2 : 2 + most].tolist()
@@ -63,23 +63,23 @@ def token_logprobs(
 
 @dataclass(frozen=True, slots=True)
 class PendingLogprobs:
-    """Logprobs of a step's tokens on their way to the host: the lines that want them, and how many each."""
+    """Logprobs of a step's tokens on their way to the host: which lines ask for them, and how many each."""
 
     lines: list[int]
     num_top: list[int]
     parts: list[Tensor]
     named_ids: list[tuple[int, ...]] | None = None
-    """Further tokens whose logprobs each line wants; None: no line does."""
+    """Further tokens whose logprobs each line asks for. None: no line does."""
 
     def result(self, token_ids: Sequence[int]) -> Iterator[tuple[int, TokenLogprobs]]:
-        """Line and logprobs; `token_ids` are those of all lines of the step."""
+        """Yields (line, logprobs). `token_ids` are those of all lines of the step."""
         tokens = [token_ids[line] for line in self.lines]
         records = token_logprobs(torch.cat(self.parts), tokens, self.num_top, self.named_ids)
         return zip(self.lines, records, strict=True)
 
 
 def _ranks(logprobs: Tensor, of: Tensor) -> Tensor:
-    """1 + how many values of each line are above the one in `of` [R, 1]; int32 [R, 1]."""
+    """For each line, 1 + the number of values above the one in `of` [R, 1]; int32 [R, 1]."""
     if logprobs.is_cpu:  # numpy counts a line several times faster
         counts = [np.count_nonzero(line > value) for line, value in zip(logprobs.numpy(), of.numpy(), strict=True)]
         return torch.tensor(counts, dtype=torch.int32).unsqueeze(1) + 1
@@ -92,7 +92,7 @@ def _most_likely(logprobs: Tensor, count: int) -> Tensor:
         return logprobs.new_empty((len(logprobs), 0), dtype=torch.int64)
     if logprobs.is_cpu:
         return _most_likely_on_host(logprobs, count)
-    # An order of integers with the value above and the id below leaves no ties for a selection to break its own way.
+    # Integers with the value in the high bits and the id in the low ones have no ties, so the selection is determined.
     bits = logprobs.view(torch.int32).long()
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     ids = torch.arange(logprobs.shape[1], device=logprobs.device)
@@ -100,7 +100,7 @@ def _most_likely(logprobs: Tensor, count: int) -> Tensor:
 
 
 def _most_likely_on_host(logprobs: Tensor, count: int) -> Tensor:
-    """The same by a selection of floats, twice as fast here; lines with ties at the cut are selected from again."""
+    """As `_most_likely`, by selecting floats: twice as fast on a CPU. Lines with ties at the cut are selected again."""
     # One more than asked for shows whether equally likely tokens lie on both sides of the cut.
     values, ids = (part.numpy() for part in torch.topk(logprobs, min(count + 1, logprobs.shape[1]), dim=1))
     chosen = np.empty((len(ids), count), dtype=np.int64)

@@ -1,8 +1,8 @@
 """Edits of logits in Triton: the device's side of `logit_edits.py`.
 
-masks        what guided rows may not choose; in place where nothing else is done
+masks        rule out tokens that guided rows may not choose; in place if they are the only edits
 entries      bans, biases and bad words, one entry each
-penalties    repetition, frequency and presence, by a dense table of what each row has seen
+penalties    repetition, frequency and presence, by a dense table of the tokens that each row has seen
 """
 
 # mypy: allow-incomplete-defs
@@ -32,7 +32,7 @@ MASK_WORDS = 64
 
 
 class TritonEdits:
-    """The edits of a device's rows. `upload` copies arrays to the device, all in one, without waiting.
+    """The edits of a device's rows. `upload` copies arrays to the device in one copy, without waiting.
 
     `token_rows` int32 [max_num_seqs, max_model_len] holds the tokens of all rows, `table` their records.
     """
@@ -45,10 +45,10 @@ class TritonEdits:
         self._vocab_size = vocab_size
         self._upload = upload
         self.seen: Tensor | None = None
-        """int32 [max_num_seqs, V], once a row has penalties: the entries described at `IN_PROMPT`."""
+        """int32 [max_num_seqs, V], allocated once a row has penalties: the entries described at `IN_PROMPT`."""
 
     def seat(self, row_ids: Tensor, entries: Tensor) -> None:
-        """Note what requests in these rows have seen: `seen_entries`, on the device."""
+        """Write the tokens that requests in these rows have seen: `seen_entries`, on the device."""
         if self.seen is None:
             shape = (len(self._token_rows), self._vocab_size)
             self.seen = torch.zeros(shape, dtype=torch.int32, device=self._token_rows.device)
@@ -58,8 +58,8 @@ class TritonEdits:
     def apply(
         self, logits: Tensor, *, row_ids: Tensor, positions: Tensor, edits: StepEdits, keep_logits: bool
     ) -> Tensor:
-        """The logits [R, V] with all edits: the same memory, if they are masks only and `keep_logits` is false, or a
-        float32 copy."""
+        """Apply all edits to the logits [R, V]. Returns the same memory if there are only masks and `keep_logits` is
+        false, and otherwise a float32 copy."""
         adds = edits.entries is not None or edits.penalised
         edited = logits.to(torch.float32, copy=True) if adds or keep_logits else logits
         if edits.masks is not None:

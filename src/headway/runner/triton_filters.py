@@ -1,4 +1,4 @@
-"""top_k, top_p and min_p in Triton: per row the lowest logit that is kept. For `triton_sampling.py`.
+"""top_k, top_p and min_p in Triton: finds, for each row, the lowest logit that is kept. For `triton_sampling.py`.
 
 A threshold is searched for among float32 numbers in their order as integers, four ways at a time: a pass over the line
 measures what lies at or above each of three pivots, and the search goes on between the last pivot with enough and the
@@ -208,7 +208,7 @@ _ZERO_LOW_BITS = {torch.float16: 13, torch.bfloat16: 16}
 
 
 def find_thresholds(logits: Tensor, *, row_ids: Tensor, table: Tensor) -> Tensor:
-    """For each of `row_ids` [R] the lowest logit that its top_k, top_p and min_p keep; -inf: all. float32 [R]."""
+    """For each of `row_ids` [R], the lowest logit that its top_k, top_p and min_p keep; -inf: all. float32 [R]."""
     vocab_size = logits.shape[1]
     tile = min(THRESHOLD_TILE, max(128, triton.next_power_of_2(vocab_size)))
     thresholds = torch.empty(len(row_ids), device=logits.device)

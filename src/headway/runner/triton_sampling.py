@@ -1,16 +1,16 @@
 """Sampling in Triton: from logits to tokens that never leave the device, by the definition in `headway.runner.sampler`.
 
 The next step is launched before this one's tokens are known, so nothing here may depend on a token's value on the host.
-What a row asks for lies in one record of a permanent table, which programs find by row id, and so do the tokens it has
-and has seen; they are written when a request enters and by the kernels as tokens are chosen. A token is found in one
-pass over the logits: the largest of many numbers does not depend on the order in which they are looked at, so a row's
-token is the same however the vocabulary is split over programs.
+A row's parameters are one record of a permanent table, which programs index by row id. The row's tokens and the tokens
+it has seen are stored the same way; they are written when a request enters, and by the kernels as tokens are chosen. A
+token is found in one pass over the logits: a maximum does not depend on the order of its inputs, so a row's token is
+the same however the vocabulary is split over programs.
 
-The choice takes two kernels: the best of each part of the vocabulary, then the best of those, which also writes the
-token to the host's memory: a copy of its own would take longer. Steps whose rows ask for it edit the logits
-(`triton_edits.py`) and find the lowest one to keep (`triton_filters.py`) before.
+The choice takes two kernels: the first finds the best of each part of the vocabulary, the second the best of those. The
+second also writes the token to the host's memory, because a separate copy would take longer. If rows ask for it, the
+step first edits the logits (`triton_edits.py`) and finds the lowest logit to keep (`triton_filters.py`).
 
-Noise is made of two logarithms. For most of the vocabulary a bound on it that takes none shows that it cannot win.
+Noise takes two logarithms. For most of the vocabulary, a bound that takes none shows that the token cannot win.
 """
 
 # mypy: allow-incomplete-defs
@@ -62,11 +62,11 @@ _ONE_OUTPUT = tl.constexpr(ONE_OUTPUT)
 _INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 _NO_ID = tl.constexpr(2**31 - 1)
 
-# Logits that a program takes at a time: 16 bytes of bfloat16 per thread.
+# Logits that a program loads at a time: 16 bytes of bfloat16 per thread.
 PICK_TILE = 1024
 # Programs that a step's choice is spread over: enough to fill a large device several times.
 PICK_PROGRAMS = 2048
-# Steps whose tokens the host may not have read yet: two in flight, and some to spare.
+# The number of steps whose tokens the host may not have read yet: two in flight, and some to spare.
 _NUM_UNREAD_STEPS = 8
 
 _LN_2 = tl.constexpr(math.log(2))
@@ -76,10 +76,10 @@ _MOST_NOISE = tl.constexpr(23.0)  # -log of the smallest u is 22.9
 class TritonSampling:
     """`SamplingKernels` on a device.
 
-    `token_rows` int32 [max_num_seqs, max_model_len] holds the tokens of all rows, `lengths` int32 how many they are.
-    `sample_rows` and `sample_positions` int32 are where a staged step has the rows and positions that it samples at, in
-    fixed places; they must be those that `edit` and `pick` are called with, but for positions that only the device
-    knows.
+    `token_rows` int32 [max_num_seqs, max_model_len] holds the tokens of all rows, `lengths` int32 their numbers.
+    `sample_rows` and `sample_positions` int32 are the fixed memory where a staged step has the rows and positions that
+    it samples. `edit` and `pick` must be called with the same rows and positions, except for positions that only the
+    device knows.
     """
 
     def __init__(
@@ -107,18 +107,18 @@ class TritonSampling:
         shape = (len(sample_rows), triton.cdiv(rows.vocab_size, PICK_TILE))
         self._part_scores = torch.zeros(shape, device=device)
         self._part_ids = torch.zeros(shape, dtype=torch.int32, device=device)
-        # Tokens of a step where the host reads them and kernels write them.
+        # Page-locked memory in which kernels write a step's tokens and the host reads them.
         unread = torch.zeros((_NUM_UNREAD_STEPS, len(sample_rows)), dtype=torch.int32, pin_memory=self._is_pinned)
         self._host_tokens = itertools.cycle(unread)
 
     def reading(self, *, sample_rows: Tensor, sample_positions: Tensor) -> TritonSampling:
-        """The same rows, for steps that are staged elsewhere."""
+        """A sampler over the same rows, for steps whose columns are in other memory."""
         other = copy.copy(self)
         other._sample_rows, other._sample_positions = sample_rows, sample_positions
         return other
 
     def seat(self, seats: Sequence[Seat]) -> None:
-        """Send the records, and what rows with penalties have seen, in one copy."""
+        """Send the records, and the seen tokens of rows with penalties, in one copy."""
         row_ids = np.asarray([seat.row for seat in seats], dtype=np.int32)
         words = self._rows.records[row_ids].view(np.int32).reshape(len(seats), RECORD_WORDS)
         penalised = [seat for seat in seats if seat.params.is_penalised]
@@ -130,20 +130,20 @@ class TritonSampling:
         self._table.index_copy_(0, on_device.long(), words_on_device)
 
     def prepare(self, logits: Tensor, num_lines: int) -> Tensor:
-        """As they are: kernels read any float type."""
+        """Return the logits unchanged: the kernels read any float type."""
         return logits
 
     def edit(
         self, logits: Tensor, rows: Int64Array, positions: Int64Array, edits: StepEdits, *, keep_logits: bool
     ) -> Tensor:
-        """The logits with all edits; a copy, unless masks are all there is."""
+        """Apply all edits, in a copy unless there are only masks."""
         row_ids, row_positions = self._sample_rows[: len(rows)], self._sample_positions[: len(rows)]
         return self._edits.apply(logits, row_ids=row_ids, positions=row_positions, edits=edits, keep_logits=keep_logits)
 
     def pick(
         self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int, drafts: StepDrafts | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Filters and the choice, and its traces in the row."""
+        """Filter, choose a token for each row, and record it in the row."""
         if drafts is not None:
             token_ids = self._choose(logits, len(rows), used=used, drafts=drafts)
             return token_ids, self.download(token_ids)
@@ -151,7 +151,7 @@ class TritonSampling:
         return self._choose(logits, len(rows), used=used, host_tokens=host_tokens), host_tokens
 
     def guess(self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int) -> None:
-        """Filters and the choice."""
+        """Filter and choose, without recording the tokens as seen."""
         tokens = self._choose(logits, len(rows), used=used)
         at = self._sample_rows[: len(rows)].long(), self._sample_positions[: len(rows)].long()
         self._token_rows.index_put_(at, tokens.clamp(min=0))
@@ -165,7 +165,7 @@ class TritonSampling:
         drafts: StepDrafts | None = None,
         host_tokens: Tensor | None = None,
     ) -> Tensor:
-        """With `host_tokens`, tokens are written there, too, and leave their traces in the rows."""
+        """Choose tokens. With `host_tokens`, they are also written there and recorded in the rows."""
         vocab_size = logits.shape[1]
         row_ids, row_positions = self._sample_rows[:num_lines], self._sample_positions[:num_lines]
         thresholds = find_thresholds(logits, row_ids=row_ids, table=self._table) if used & FILTERS else None
@@ -198,7 +198,7 @@ class TritonSampling:
         seen: Tensor | None,
         vocab_size: int,
     ) -> None:
-        """Reject the lines behind a wrong draft, and leave the others' traces in the rows."""
+        """Reject the lines after a wrong draft, and record the other tokens in the rows."""
         num_requests, token_rows = len(drafts.num_lines), self._token_rows
         first_lines = np.cumsum(drafts.num_lines) - drafts.num_lines
         num_accepted = np.full(num_requests, -1) if drafts.num_accepted is None else drafts.num_accepted
@@ -210,17 +210,17 @@ class TritonSampling:
         )  # fmt: skip
 
     def upload(self, array: Int32Array) -> Tensor:
-        """A copy on the device that nothing waits for."""
+        """Copy to the device without waiting."""
         (on_device,) = self._upload(array)
         return on_device
 
     def download(self, tensor: Tensor) -> Tensor:
-        """A host tensor that has the values once the device has come this far."""
+        """Copy to a host tensor, which holds the values once the device reaches this point."""
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._is_pinned)
         return host.copy_(tensor, non_blocking=True)
 
     def _upload(self, *arrays: Int32Array) -> list[Tensor]:
-        """All arrays in one copy from page-locked memory, whose allocator keeps it until the copy is done."""
+        """Send all arrays in one copy from page-locked memory, whose allocator keeps it until the copy is done."""
         sizes = [array.size for array in arrays]
         host = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=self._is_pinned)
         np.concatenate([array.ravel() for array in arrays], out=host.numpy())

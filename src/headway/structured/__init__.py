@@ -1,1 +1,1 @@
-"""Outputs with a form: grammars that constrain the model, and parsers that read what it wrote."""
+"""Structured outputs: grammars that constrain the model, and parsers that read its output."""

@@ -1,4 +1,4 @@
-"""How keywords that combine schemas of one value are written."""
+"""Rewrites the keywords that combine schemas of one value."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _any_of(writing: Writing, value: Any) -> None:
 
 
 def _one_of(writing: Writing, value: Any) -> None:
-    """As `anyOf`, once no value can fit two branches."""
+    """Write `oneOf` as `anyOf`, once no value can fit two branches."""
     members = [writing.node.child(one, "oneOf", at) for at, one in enumerate(writing.listed("oneOf"))]
     if len(members) == 1:
         writing.parts.append(writing.beside(members[0].schema, "oneOf", 0))
@@ -45,7 +45,7 @@ def _one_of(writing: Writing, value: Any) -> None:
 
 
 def _told_apart(writing: Writing, members: list[Node]) -> list[list[Schema]]:
-    """What each branch must satisfy besides; where the schema may be loosened, `oneOf` may be read as `anyOf`."""
+    """The additional schemas of each branch. If the schema may be loosened, `oneOf` may be read as `anyOf`."""
     rewriter = writing.rewriter
     try:
         tightened = tell_apart(rewriter.sets, writing.without("oneOf"), members)
@@ -82,7 +82,7 @@ def _if(writing: Writing, value: Any) -> None:
 
 
 def _dependencies(key: str) -> Handler:
-    """Either without the trigger, or with what it asks for."""
+    """Write a dependency: an object without the trigger, or with everything it requires."""
 
     def write(writing: Writing, value: Any) -> None:
         asked = writing.mapping(key)

@@ -1,4 +1,4 @@
-"""Compiling one grammar here and now, within llguidance's own limits; and what a refusal says."""
+"""Compiles one grammar synchronously within llguidance's own limits, and words the error if it is refused."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from headway.structured.compiler_errors import plain_reason
 logger = logging.getLogger(__name__)
 
 TRIAL_S = 0.4
-"""Processor time that a grammar may take to compile where it is tried. The engine takes as long again."""
+"""The processor time that a trial compilation of a grammar may take. The engine takes as long again."""
 LIMITS = LLParserLimits(max_items_in_row=6_000, initial_lexer_fuel=1_000_000, max_grammar_size=200_000)
 """An object needs four items in a row for each optional property."""
 TOO_COMPLEX = "it takes too long or too much memory to compile; make it smaller"
 REFUSAL = "structured_outputs cannot be used: "
-"""How messages begin that blame a request's grammar."""
+"""The beginning of error messages about a request's grammar."""
 _SHOWN_ERROR_CHARS = 400
 
 
 def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    """Compile here and now."""
+    """Compile in the calling thread. Raises `InvalidRequestError` if llguidance refuses the grammar."""
     try:
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():

@@ -1,4 +1,4 @@
-"""What llguidance says about a grammar, for the client who sent a part of it."""
+"""Turns llguidance's errors about a grammar into reasons for the client who sent a part of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SYNTAX_TREE = re.compile(r":\s+\((?:And|Or|Not|Concat|Repeat|SearchRegex|Regex|
 
 
 def plain_reason(text: str) -> str:
-    """Return the reason alone: no grammar, no place in it, no regex as the compiler keeps it."""
+    """Return only the reason: without the grammar, the position in it, or the compiler's form of a regex."""
     text = text.split("\n<state>")[0].removesuffix("\n<non-verbose/>")
     for part in (_SHOWN_GRAMMAR, _OWN_PLACE, _SYNTAX_TREE):
         text = part.sub("", text)

@@ -1,8 +1,8 @@
-"""From a grammar's text to a matcher at its start, in an engine.
+"""Compiles a grammar's text in an engine into a matcher at the grammar's start.
 
-Most grammars compile in a millisecond or two. But some short ones keep llguidance busy for ever, take gigabytes, or end
-the process by its stack. A grammar that might be one of them is compiled once for nothing in a helper process (see
-`helper_processes`), unless that has been done where the request came in: then the request says what it took.
+Most grammars compile in a millisecond or two. But some short ones keep llguidance busy for ever, take gigabytes, or
+overflow the stack and end the process. A grammar that might do so is first tried in a helper process (see
+`helper_processes`), unless the server has already tried it: then the request carries the memory that it took.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ if TYPE_CHECKING:
 
 COMPILE_THREADS = 4
 HEAVY_THREADS = 2
-"""For grammars that may take long. They compete with the engine's steps for processors."""
+"""The number of threads for grammars that may take long. They compete with the engine's steps for processors."""
 HEAVY_NICENESS = 10
 GRAMMARS_KEPT = 128
 MEMORY_KEPT = 128 * 1024 * 1024
 MEMORY_OF_ONE = 64 * 1024 * 1024
-"""Of a grammar that many follow, before it gets no more lexers."""
+"""The most memory of a grammar that many requests use; beyond it the grammar gets no more lexers."""
 TRIAL_LIMITS = Limits(cpu_s=TRIAL_S, wall_s=10.0)
 _LIGHT_CHARS = 6_000
 _UNSURE = re.compile(r'"pattern|%lark|\d{3}')
-"""A regex, a grammar inside another one, a count of a hundred or more."""
+"""Signs that a grammar may be slow: a regex, a nested grammar, or a count of a hundred or more."""
 _stack_size_lock = threading.Lock()
 _Result = TypeVar("_Result")
 
 
 class Compiled:
-    """What is kept of a grammar."""
+    """A compiled grammar as it is cached."""
 
     def __init__(self, grammar: str, start: LLMatcher, num_bytes: int) -> None:
         self.grammar = grammar
         self.starts = [start]
-        """Matchers at the grammar's start; who follows an answer takes a copy of one. Copies share the lexer, behind a
-        lock, so that masks of one lexer are computed one after the other: a grammar that many follow gets more."""
+        """Matchers at the grammar's start; each answer uses a copy of one. Copies share a lexer and its lock, so masks
+        of one lexer are computed one after the other. A grammar that many requests use gets more lexers."""
         self.is_growing = False
         self._lexer_bytes = num_bytes
         self._num_given = 0
 
     def next_start(self) -> LLMatcher:
-        """One of them, in turn."""
+        """The next of these matchers, in turn."""
         self._num_given += 1
         return self.starts[self._num_given % len(self.starts)]
 
@@ -73,18 +73,18 @@ class Compiled:
         return self._lexer_bytes * len(self.starts)
 
     def may_grow(self, max_lexers: int) -> bool:
-        """Whether one more lexer can be had."""
+        """Whether the grammar may get one more lexer."""
         return len(self.starts) < max_lexers and self.num_bytes + self._lexer_bytes <= MEMORY_OF_ONE
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer. For any number of threads; the work itself runs without Python's lock."""
+    """Compiles grammars for one tokenizer. Thread-safe; the work itself runs without the interpreter lock."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self.vocab_size = max(vocab_size, tokenizer.vocab_size)
         self._lock = threading.Lock()
-        self._jobs: OrderedDict[str, Future[Compiled]] = OrderedDict()  # grammars that are kept, or on their way
+        self._jobs: OrderedDict[str, Future[Compiled]] = OrderedDict()  # grammars that are cached or being compiled
         self._prepare_lock = threading.Lock()
         self._prepared: LLTokenizer | None = None
         self._helpers: HelperProcesses | None = None
@@ -99,7 +99,7 @@ class GrammarCompiler:
         return bool(self._tokenizer.eos_token_ids)
 
     def prepare(self) -> LLTokenizer:
-        """Build the tokenizer's trie, which takes half a second for 50,000 tokens. Once."""
+        """Build the tokenizer's trie once, which takes half a second for 50,000 tokens."""
         with self._prepare_lock:
             if self._prepared is None:
                 if not self.can_prepare:
@@ -112,7 +112,7 @@ class GrammarCompiler:
 
     @property
     def helpers(self) -> HelperProcesses:
-        """Where grammars are tried that nobody has tried yet."""
+        """The helper processes in which untried grammars are compiled first."""
         with self._prepare_lock:
             if self._helpers is None:
                 self._helpers = HelperProcesses(trie_parts(self._tokenizer, self.vocab_size))
@@ -130,13 +130,14 @@ class GrammarCompiler:
                 self._helpers = None
 
     def compile(self, grammar: str) -> LLMatcher:
-        """A matcher of one's own at the grammar's start. Raises `InvalidRequestError` with what is wrong with it."""
+        """A new matcher at the grammar's start. Raises `InvalidRequestError`, which says what is wrong with the
+        grammar."""
         return self.submit(grammar).result().starts[0].deep_copy()
 
     def submit(self, grammar: str, num_bytes: int | None = None) -> Future[Compiled]:
-        """Compile it beside everything else; at once if it is kept. Who comes meanwhile waits for the same.
+        """Compile a grammar in a thread; a cached one is returned at once. Concurrent calls share one compilation.
 
-        `num_bytes` is what a trial of it took elsewhere. None: it has not been tried.
+        `num_bytes` is the memory that a trial elsewhere took; None if the grammar has not been tried.
         """
         with self._lock:
             job = self._jobs.get(grammar)
@@ -156,7 +157,7 @@ class GrammarCompiler:
         return Compiled(grammar, _on_large_stack(lambda: compile_grammar(tokenizer, grammar)), num_bytes)
 
     def _try(self, grammar: str) -> int:
-        """Compile it in a helper process. Returns how much memory that took."""
+        """Compile a grammar in a helper process. Returns how much memory that took."""
         found = self.helpers.run(encode_job(GrammarJob(grammar)), TRIAL_LIMITS)
         answer = Refusal(str(refused(TOO_COMPLEX)), "structured_outputs") if found is None else decode_result(found)
         if isinstance(answer, Refusal):
@@ -165,7 +166,7 @@ class GrammarCompiler:
         return answer.num_bytes
 
     def grow(self, compiled: Compiled) -> None:
-        """Give a grammar one more lexer, beside everything else."""
+        """Give a grammar one more lexer, in another thread."""
         with self._lock:
             if compiled.is_growing or self._is_closed:
                 return
@@ -178,7 +179,7 @@ class GrammarCompiler:
         compiled.is_growing = False  # unless that failed: then it stays as it is
 
     def _settle(self, grammar: str, job: Future[Compiled]) -> None:
-        """Keep what could be compiled, as long as there is room."""
+        """Cache a compiled grammar, as long as there is room."""
         with self._lock:
             if not _has_result(job):
                 del self._jobs[grammar]
@@ -192,7 +193,7 @@ class GrammarCompiler:
 
 
 def trie_parts(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
-    """What `make_trie` needs to know of a tokenizer."""
+    """The parts of a tokenizer that `make_trie` needs."""
     return {
         "tokenizer": tokenizer.backend.to_str(),
         "n_vocab": max(vocab_size, tokenizer.vocab_size),
@@ -201,7 +202,8 @@ def trie_parts(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
 
 
 def _give_way() -> None:
-    """Let steps go before this thread, and before those that it starts. Only Linux has a niceness for each thread."""
+    """Lower the priority of this thread and those it starts below the engine's steps. Only Linux has niceness per
+    thread."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), HEAVY_NICENESS)
 
@@ -217,7 +219,7 @@ def needs_trial(grammar: str) -> bool:
 
 
 def _on_large_stack(work: Callable[[], _Result]) -> _Result:
-    """Do it in a thread of its own, for its stack."""
+    """Run `work` in a new thread with a large stack."""
     done: Future[_Result] = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""How keywords about arrays and objects are written."""
+"""Rewrites the keywords about arrays and objects."""
 
 from __future__ import annotations
 

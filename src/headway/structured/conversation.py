@@ -1,11 +1,11 @@
-"""A conversation with tools as the text of a prompt.
+"""Renders a conversation with tools as the text of a prompt.
 
-Where the chat template renders tools, it gets them in OpenAI's shape, and earlier calls with arguments as objects.
-Where it does not, the tool format writes all of it as plain text: the tools into the system message, calls into the
-assistant's text, and results as messages of the user.
+If the chat template renders tools, it gets them in OpenAI's shape, and earlier calls with arguments as objects. If it
+does not, the tool format writes them as plain text: the tools into the system message, calls into the assistant's text,
+and results as messages of the user.
 
-A call that was cut off has arguments that are no JSON of an object. The conversation goes on all the same: the template
-gets their text as it is, or an empty object if it cannot render text.
+The arguments of a call that was cut off are not a JSON object. The conversation goes on anyway: the template gets their
+text unchanged, or an empty object if it cannot render text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headway.tokenizer.chat_template import check_messages
 Message = Mapping[str, Any]
 
 _CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Stands behind the message that is continued, while the template runs: it may trim the text, and put more after it."""
+"""Marks the end of a continued message while the template runs, which may trim the text and write more after it."""
 _RENDERS_TOOLS = re.compile(r"\btools\b")
 _SHORT_IDS = re.compile(r"id\s*\|\s*length\s*!=\s*9")
 """Mistral's templates refuse ids of calls that have not 9 letters and digits."""
@@ -90,7 +90,7 @@ def _with_mark(messages: Sequence[Message]) -> list[Message]:
 
 
 def _up_to_mark(rendered: str) -> str:
-    """What a template wrote before the mark, without the spaces at its end if the template trims them."""
+    """The template's text before the mark, without trailing spaces if the template trims them."""
     place = rendered.rfind(_CONTINUED.strip())
     if place < 0:
         raise InvalidRequestError(
@@ -127,7 +127,7 @@ def _tool_from(index: int, definition: object) -> Tool:
 
 
 def _for_template(tool: Tool) -> dict[str, Any]:
-    """With all of its keys: templates read them without asking whether they are there."""
+    """The tool with all of its keys, because templates read them without checking that they exist."""
     function = {
         "name": tool.name,
         "description": tool.description or "",
@@ -163,7 +163,7 @@ def _with_object(call: object, path: str) -> dict[str, Any]:
 
 
 def _object_or_text(arguments: str) -> Mapping[str, Any] | str:
-    """The object that the text is JSON of; if it is none, or too deep for a template, the text."""
+    """The JSON object in the text; or the text itself, if it is not one or is too deep for a template."""
     try:
         found = json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError):
@@ -253,12 +253,12 @@ def _to_json(value: Any) -> str:
 
 
 def _with_system(messages: Sequence[Message], text: str) -> list[Message]:
-    """Behind what the system message says, or as one of its own."""
+    """Append text to the system message, or add one with this text."""
     if messages and messages[0].get("role") == "system":
         return [{**messages[0], "content": f"{_text(messages[0])}\n\n{text}"}, *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
 
 
 def _text(message: Message) -> str:
-    """`check_messages` has made text of its parts."""
+    """The text of a message, whose parts `check_messages` has joined."""
     return message.get("content") or ""

@@ -1,4 +1,4 @@
-"""From `StructuredOutputsParams` to the text of a grammar, as llguidance compiles it. Pure: needs no tokenizer.
+"""Turns `StructuredOutputsParams` into the text of a grammar for llguidance. Pure: needs no tokenizer.
 
 Everything that bounds the work of compiling is checked here, so it runs wherever a request comes in (the server's
 threads, a caller's thread), and the engine gets only what it can compile quickly.
@@ -16,14 +16,14 @@ from headway.structured.json_schema import MAX_SCHEMA_BYTES, prepare_schema
 from headway.structured.notations import NotationError, as_lark, num_intersections, regex_in_lark
 
 OWN_GRAMMAR = "%llguidance {}\n"
-"""How the grammars begin that Headway writes; those that come from a request do not."""
+"""The beginning of grammars that Headway writes; grammars from requests never begin so."""
 MAX_GRAMMAR_CHARS = 256 * 1024
 MAX_REGEX_CHARS = 8 * 1024
 MAX_CHOICES = 4096
 MAX_CHOICE_CHARS = 64 * 1024
 MAX_INTERSECTIONS = 4
-"""Of `&` in a grammar. With up to five regexes at once llguidance's limits hold, and a step takes some 30 ms at most;
-with twenty it takes seconds, and with thirty it may never end."""
+"""The most `&` operators in a grammar. With up to five regexes at once llguidance's limits hold, and a step takes some
+30 ms at most; with twenty it takes seconds, and with thirty it may never end."""
 
 WHITESPACE = r"\x20|(\r?\n){1,2}(\x20{0,32}|\x09{1,8})"
 """Between the tokens of JSON, what models write there: a space, or an indented line, perhaps behind an empty one. Where
@@ -39,7 +39,7 @@ _MAX_CHARS = {
 
 
 def check_bounds(structured: StructuredOutputsParams) -> None:
-    """Refuse what is too long, or is no text. Nothing may read, rewrite or escape the fields before this."""
+    """Refuse fields that are too long or are not text. This must run before the fields are read or rewritten."""
     for name, most in _MAX_CHARS.items():
         text = getattr(structured, name)
         if text is not None:
@@ -101,7 +101,7 @@ def _read(name: str, text: str, reader: Callable[[str], str]) -> str:
 
 
 def _from_request(grammar: str) -> str:
-    """Keep a grammar from passing for one of ours; its lines keep their numbers."""
+    """Make sure that a request's grammar is not taken for one of Headway's. Line numbers stay the same."""
     return f" {grammar}" if grammar.startswith(OWN_GRAMMAR) else grammar
 
 

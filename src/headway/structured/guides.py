@@ -1,11 +1,11 @@
 """Which tokens may come next: a guide for each request whose answer must fit a grammar, or a part of the vocabulary.
 
-    begin        matchers read the tokens that their requests have, and the masks of a step's guided requests are
-                 computed, in threads while it runs; a request whose grammar has ended, or broke, is named
-    forced       what must come next, so that it can be guessed; `num_fitting`: how much of a guess may
+    begin        matchers read their requests' new tokens, and threads compute the masks of a step's guided requests
+                 while the step runs; requests whose grammar has ended or failed are reported
+    forced       the tokens that must come next, which can be drafted; `num_fitting`: how many drafted tokens may follow
 
-A mask is a bit per token; a request that verifies guesses has one for each place. `headway.executor.guided` hands a
-step's masks to the executor between forward and sampling.
+A mask has one bit per token; a request that verifies drafts has one mask per position. `headway.executor.guided` passes
+a step's masks to the executor between forward and sampling.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 MAX_MASK_THREADS = 8
 USERS_OF_A_LEXER = 4
-"""So many requests of one grammar make do with one."""
+"""How many requests of one grammar share a lexer."""
 MOVED_TOKENS = 1_000
-"""That are read again in a step, at most, because their request is moved to another lexer."""
+"""The most tokens that are read again in a step because their requests move to another lexer."""
 _EVERYTHING = np.uint32(0xFFFFFFFF)
 
 
 class TokenMasks(NamedTuple):
-    """What guided requests of a step may choose from."""
+    """The tokens that guided requests of a step may choose."""
 
     request_ids: tuple[str, ...]
     num_lines: tuple[int, ...]
-    """By request: how many places it chooses a token at."""
+    """For each request, the number of positions at which it chooses a token."""
     bits: NDArray[np.uint32]
-    """[places of all requests, words]: bit i of word w allows token 32 w + i."""
+    """[positions of all requests, words]: bit i of word w allows token 32 w + i."""
 
 
 class GuideEnd(NamedTuple):
@@ -52,11 +52,11 @@ class GuideEnd(NamedTuple):
 
     request_id: str
     error: str | None
-    """None: its grammar allows nothing more, and its end tokens may not be chosen."""
+    """None if the grammar allows nothing more, and the request may not choose end tokens."""
 
 
 class Guide:
-    """What one request may say next. It reads the request's own tokens."""
+    """Tracks which tokens one request may choose next. It reads the request's own tokens."""
 
     def __init__(
         self,
@@ -72,9 +72,9 @@ class Guide:
         """The matcher whose copy this request follows, and whose lexer it uses."""
         self.matcher: LLMatcher | None = None
         self.error: str | None = None
-        """What was wrong with a token that was chosen, which can only be a fault of the matcher's."""
+        """Why the matcher refused a chosen token, which can only be a fault of the matcher."""
         self.num_read = 0
-        """How many tokens of the answer the matcher has taken in."""
+        """How many tokens of the answer the matcher has read."""
         self._ignores_eos = params.ignore_eos
         self._min_tokens = params.min_tokens
         if compiled is not None:
@@ -82,7 +82,7 @@ class Guide:
             self.matcher = self.start.deep_copy()
 
     def read(self) -> LLMatcher | None:
-        """Take in tokens that were chosen since. Returns the matcher, if it can tell what follows."""
+        """Read the tokens chosen since the last call. Returns the matcher, if it can tell what follows."""
         unread = self.request.output_token_ids[self.num_read :]
         self.num_read += len(unread)
         matcher = self.matcher
@@ -98,13 +98,13 @@ class Guide:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether nothing but an end token may follow, and that may not."""
+        """Whether only an end token could follow, and the request may not choose one."""
         is_barred = self._ignores_eos or self.num_read < self._min_tokens
         return is_barred and self.matcher is not None and self.matcher.is_stopped()
 
     @property
     def has_ended(self) -> bool:
-        """Whether its request has."""
+        """Whether the request has ended."""
         status = self.request.status
         return status is not RequestStatus.RUNNING and status.is_finished
 
@@ -122,15 +122,15 @@ class GuidedShare(NamedTuple):
 
 
 class GuidedStep(NamedTuple):
-    """What guides say of a step."""
+    """The guides' results for a step."""
 
     masks: TokenMasks
     ends: tuple[GuideEnd, ...]
-    """Requests that are over; whatever is chosen for them in this step does not count."""
+    """Requests that have ended; tokens chosen for them in this step do not count."""
 
 
 class Guides:
-    """The guides of all live requests of one engine; for the thread that drives it, which need not wait for them."""
+    """The guides of all live requests of one engine. Used by the engine's thread, which need not wait for them."""
 
     def __init__(self, compiler: GrammarCompiler | None, vocab_size: int) -> None:
         self._compiler = compiler
@@ -142,8 +142,8 @@ class Guides:
         self._masks: LLExecutor | None = None
 
     def compile(self, params: SamplingParams) -> Future[Compiled]:
-        """Compile a request's grammar in another thread, before the request is added. Raises `InvalidRequestError`, or
-        its result does, if that cannot be."""
+        """Compile a request's grammar in another thread, before the request is added. The call or its future raises
+        `InvalidRequestError` if the grammar cannot be used."""
         assert params.grammar is not None
         if self._compiler is None:
             raise InvalidRequestError(
@@ -152,7 +152,7 @@ class Guides:
         return self._compiler.submit(params.grammar, params.grammar_bytes)
 
     def prepare(self) -> None:
-        """Do now what would make the first grammar slow."""
+        """Prepare now, so that the first grammar is not slow."""
         if self._compiler is not None and self._compiler.can_prepare:
             self._compiler.prepare()
 
@@ -182,21 +182,21 @@ class Guides:
         ]
 
     def forced(self, request_id: str) -> Sequence[int]:
-        """How a request's answer must go on, as far as that is certain, in the tokens that its text would be cut into.
-        Not while a token of its answer is pending."""
+        """The tokens that must come next in a request's answer, tokenised as its text would be. Must not be called
+        while a token of the answer is pending."""
         guide = self.live.get(request_id)
         matcher = None if guide is None else guide.read()
         return () if matcher is None else matcher.compute_ff_tokens()
 
     def num_fitting(self, request_id: str, token_ids: Sequence[int]) -> int:
-        """How many of these tokens may follow. Not while a token of its answer is pending."""
+        """How many of these tokens may follow. Must not be called while a token of the answer is pending."""
         guide = self.live.get(request_id)
         matcher = None if guide is None else guide.read()
         return len(token_ids) if matcher is None else matcher.validate_tokens(list(token_ids))
 
     def begin(self, step: Sequence[GuidedShare]) -> Future[GuidedStep]:
-        """Find what the requests of a step may choose, and what may follow each of their drafts: in threads, beside
-        everything else. Their tokens before this step must be known, and no others may come before it is done."""
+        """Compute in threads which tokens the requests of a step may choose, also after each of their drafts. Their
+        tokens before this step must be known, and no further ones may be added until this is done."""
         if self._threads is None:
             from llguidance import LLExecutor
 
@@ -239,7 +239,7 @@ class Guides:
         first_lines: Sequence[int],
         drafts: Sequence[list[int]],
     ) -> None:
-        """Of the matchers of guides with these places."""
+        """Write the masks of the matchers of guides at these positions."""
         assert self._masks is not None
         size = (bits.ctypes.data, self._num_words * bits.itemsize, len(bits))
         plain = [(matcher, first_lines[place]) for matcher, place in matchers if not drafts[place]]
@@ -252,8 +252,8 @@ class Guides:
             self._masks.unsafe_compute_mask_ptr_with_draft_token(guessing, *size)
 
     def _spread(self, guides: Sequence[Guide]) -> list[tuple[LLMatcher, int]]:
-        """The matchers and the places of their guides, after some were moved from lexers that too many use. Those with
-        one lexer are side by side: neighbours are given to one thread."""
+        """The matchers and the positions of their guides, after moving some away from overused lexers. Matchers with
+        the same lexer are adjacent, so that one thread gets them."""
         lexers: dict[int, list[int]] = {}
         for line, guide in enumerate(guides):
             if guide.start is not None:

@@ -1,7 +1,7 @@
 """The jobs of helper processes, and their results.
 
-    GrammarJob   compile a grammar for nothing, to see whether that ends and what it takes
-    ShapeJob     from the tools and the constraint of a request to a grammar; then the same with it
+    GrammarJob   try to compile a grammar, to see whether that ends and how much memory it takes
+    ShapeJob     make a grammar from the tools and the constraint of a request; then try to compile it
 
 Jobs and results are JSON: numbers in schemas may have any number of digits.
 """
@@ -20,7 +20,7 @@ from headway.structured.compile_grammar import TRIAL_S, compile_grammar
 from headway.structured.output_shape import Shape, ShapeJob, shape_output
 
 LEAST_BYTES = 1024 * 1024
-"""What a compiled grammar counts for at least."""
+"""The least memory that a compiled grammar is counted as."""
 
 
 class GrammarJob(msgspec.Struct, tag="grammar", frozen=True):
@@ -66,7 +66,7 @@ def make_trie(tokenizer: str, n_vocab: int, eos_token: list[int]) -> LLTokenizer
 
 
 def do_job(trie: LLTokenizer | None, job: bytes) -> bytes:
-    """In a helper process. Without a trie nothing is compiled."""
+    """Do a job in a helper process. Without a trie nothing is compiled."""
     return msgspec.json.encode(_result(trie, _jobs.decode(job)))
 
 
@@ -85,7 +85,7 @@ def _result(trie: LLTokenizer | None, job: Job) -> JobResult:
 
 
 def _try(trie: LLTokenizer | None, grammar: str) -> int:
-    """Compile it, in no more time than an engine may be kept busy with it. Returns how much memory that took."""
+    """Compile a grammar, within the time that it may take in an engine. Returns how much memory that took."""
     if trie is None:
         return LEAST_BYTES
     left_s, _ = signal.getitimer(signal.ITIMER_PROF)

@@ -1,9 +1,9 @@
-"""Processes that work on clients' schemas, expressions, grammars and tools. Each does one job, and can be killed.
+"""Helper processes for work on clients' schemas, regexes, grammars and tools. Each does one job and can be killed.
 
-Some short texts keep such work busy for ever, take gigabytes, or end the process by its stack; and a thread that is in
-there cannot be stopped.
+With some short texts such work never ends, takes gigabytes, or overflows the stack and ends the process; and a thread
+that does it cannot be stopped.
 
-    caller ──a socket for each job──▶ nursery ──fork──▶ helper: does one job, answers, and is gone
+    caller ──a socket for each job──▶ nursery ──fork──▶ helper: does one job, answers, and exits
 
 The nursery has imported what the work needs, holds the tokenizer's trie and has one thread, so that forking it is quick
 and safe. A helper has limits of processor time, of time and of memory. When its caller closes the socket, because the
@@ -37,7 +37,7 @@ STACK_BYTES = 512 * 1024 * 1024
 """llguidance follows rules and references by recursion, and a process whose stack ends is gone. The largest grammar
 that it takes (65,000 symbols) needs about 160 MiB; memory that is not used costs nothing."""
 MEMORY_BYTES = 256 * 1024 * 1024
-"""What one job may take besides the stack."""
+"""The memory that one job may take besides the stack."""
 START_S = 60.0
 """A job may have to wait until the nursery has built the trie, on a busy machine."""
 _HEADER = struct.Struct("<Iddi")
@@ -45,13 +45,13 @@ _LENGTH = struct.Struct("<I")
 
 
 class Limits(NamedTuple):
-    """What a job may take."""
+    """The limits of a job."""
 
     cpu_s: float
     """Processor time, so that a busy machine refuses no more than an idle one."""
     wall_s: float
     niceness: int = 10
-    """Helpers leave the processor to the requests that are being served."""
+    """The niceness of helpers, which have lower priority than the requests being served."""
 
 
 class HelpersLostError(HeadwayError):
@@ -75,7 +75,7 @@ class HelperProcesses:
                 self._start()
 
     def run(self, job: bytes, limits: Limits) -> bytes | None:
-        """Have a job done, and wait. None: it broke its limits, or it ended its process."""
+        """Run a job and wait for its result. None if it exceeded its limits or crashed its process."""
         with self._begin() as channel:
             channel.settimeout(START_S + limits.wall_s)
             try:
@@ -87,7 +87,7 @@ class HelperProcesses:
                 return None
 
     async def run_async(self, job: bytes, limits: Limits) -> bytes | None:
-        """The same for an event loop. When it is cancelled, the helper is killed."""
+        """As `run`, for an event loop. If the call is cancelled, the helper is killed."""
         loop = asyncio.get_running_loop()
         with self._begin() as channel:
             channel.setblocking(False)
@@ -220,7 +220,7 @@ def run_nursery(control: socket.socket) -> None:
 
 
 def _bury(helper: _Helper, helpers: dict[int, _Helper], poll: select.poll) -> None:
-    """A helper has ended, or nobody waits for it any more."""
+    """Clean up a helper that has ended or whose caller has left."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(helper.pid, signal.SIGKILL)
     os.waitpid(helper.pid, 0)

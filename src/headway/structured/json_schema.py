@@ -1,8 +1,8 @@
 """Turn a JSON schema into one that llguidance compiles and that allows nothing the given one forbids.
 
-`prepare_schema` bounds the input, follows its references, and rewrites what llguidance has no words for. The result
-allows the same values (exact) or fewer (tightened); what would need more than that is refused, with its JSON path, or
-left out on demand. `docs/results/structured_output.md` says what each rewriting buys on real schemas.
+`prepare_schema` bounds the input, follows its references, and rewrites keywords that llguidance does not support. The
+result allows the same values (exact) or fewer (tightened). A keyword for which neither works is refused, with its JSON
+path, or left out on demand. `docs/results/structured_output.md` says what each rewriting gains on real schemas.
 
     keyword                                how
     -------------------------------------  ---------------------------------------------------------------------------

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from llguidance.gbnf_to_lark import ASTNode
 
 MAX_TRANSLATED_CHARS = 64 * 1024
-"""Of GBNF and EBNF. The translator is Python; for so many characters it takes 0.2 s."""
+"""The limit for GBNF and EBNF. The translator is written in Python and takes 0.2 s for this many characters."""
 
 # These expressions match to the end of an unclosed string or regex, so that they never look back: their time grows
 # with the length of the text. The second one reads tokens as llguidance's lexer does.
@@ -59,7 +59,7 @@ def _translated(text: str) -> str:
     """Translate with llguidance's translator.
 
     Its search for rules that are terminals passes over all rules until nothing changes. Two passes are enough if each
-    rule stands behind those that it refers to.
+    rule comes after the rules that it refers to.
     """
     from llguidance.gbnf_to_lark import GrammarParser, RuleRefNode, resolve  # 0.1 s to import: only where it is used
 

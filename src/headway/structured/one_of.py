@@ -1,4 +1,4 @@
-"""Tell the branches of `oneOf` apart, so that it may be read as `anyOf`: no value must fit two of them.
+"""Makes the branches of `oneOf` disjoint, so that it may be read as `anyOf`: no value may fit two of them.
 
 A branch is tightened if needed: names that only another branch requires are left out, a property that tells the
 branches apart is required, shared types and values are left out.
@@ -16,7 +16,7 @@ from headway.structured.schema_views import SchemaViews, View
 def tell_apart(sets: SchemaViews, rest: Node, members: list[Node]) -> list[list[Schema]] | None:
     """For each branch, the schemas that it must satisfy besides so that it shares no value with another branch.
 
-    A branch may be tightened as it likes, but the others are taken as they were given: a value must not fit them.
+    A branch may be tightened, but its values must not fit any other branch as that branch was given.
     """
     originals = [sets.all_of([rest, member]) for member in members]
     if _discriminated(sets, originals):

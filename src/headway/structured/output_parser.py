@@ -1,4 +1,4 @@
-"""Read an output as it comes: its reasoning, its content, and its tool calls.
+"""Parses an output as it is generated into reasoning, content and tool calls.
 
 The same parser serves streamed and whole outputs: a whole one is one `feed` and `finish`.
 """
@@ -37,9 +37,9 @@ from headway.structured.tool_schemas import Tool
 class OutputParser:
     """Splits one output into pieces. Text that may be the beginning of a marker is held back until that is decided.
 
-    Whitespace at the border of reasoning, content and calls belongs to the format: it is no content. `tools` are those
-    that may be called, by name; without any, what looks like a call is content. `only_at_start`: so is what looks like
-    one behind other content.
+    Whitespace between reasoning, content and calls belongs to the format and is not content. `tools` are those that may
+    be called, by name; without any, text that looks like a call is content. With `only_at_start`, so is text that looks
+    like a call after other content.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class OutputParser:
         self._reading = self._output() if self._tool_format or reasoning else None
 
     def feed(self, text: str) -> list[Piece]:
-        """Pieces that are certain now that `text` has come."""
+        """Add `text`, and return the pieces that are now certain."""
         if self._reading is None:
             return [ContentPiece(text)] if text else []
         self._stream.add(text)
         return self._read()
 
     def finish(self) -> list[Piece]:
-        """Pieces that were held back. A call that is not complete stays as it is."""
+        """End the output, and return the pieces that were held back. An incomplete call stays incomplete."""
         if self._reading is None:
             return []
         self._stream.end()
@@ -125,7 +125,7 @@ class OutputParser:
             pass
 
     def _content_and_calls(self, form: ToolFormat) -> Reading[bool]:
-        """Emit content and the calls behind it; False if the output ended without calls."""
+        """Emit content and the calls after it. Returns False if the output ended without calls."""
         stream = self._stream
         trigger = form.trigger.text
         while True:
@@ -156,7 +156,7 @@ class OutputParser:
                 return
 
     def _list_of_calls(self, form: ToolFormat, name: str) -> Reading[None]:
-        """Read calls from behind the first one's head on. Text that is not what the format says ends them."""
+        """Read calls, starting after the head of the first one. Text that does not fit the format ends them."""
         stream = self._stream
         while True:
             stream.emit(CallBegin(self._calls, name))
@@ -198,7 +198,7 @@ class OutputParser:
             stream.take(len(stream.rest))
 
     def _match(self, parts: Sequence[Part]) -> Reading[PartsMatch | None]:
-        """Match parts at what is unread, as soon as that is decided; nothing is taken."""
+        """Match parts against the unread text, as soon as the result is certain. No text is consumed."""
         stream = self._stream
         while True:
             found = match_parts(parts, stream.rest, names=tuple(self._tools), ended=stream.ended)

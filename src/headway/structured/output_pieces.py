@@ -1,7 +1,7 @@
-"""The pieces that an output is read into, and the text that they are read from as it comes.
+"""The pieces that an output is parsed into, and the stream of text that they are read from.
 
-Readers are generators: recursive descent that pauses (`yield`) where the text so far does not decide how to go on. What
-they emit depends on the text alone, never on how it was cut into chunks.
+Readers are generators: recursive descent that pauses (`yield`) if the text so far does not decide how to go on. Their
+pieces depend only on the text, never on how it was cut into chunks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Piece: TypeAlias = ContentPiece | ReasoningPiece | CallBegin | CallArguments
 
 
 class TextStream:
-    """Text that has come and is not read yet, and the pieces read since they were last taken."""
+    """The text that was received but not read yet, and the pieces read since they were last taken."""
 
     def __init__(self) -> None:
         self.rest = ""
@@ -81,14 +81,14 @@ class TextStream:
         return taken
 
     def more(self) -> Reading[bool]:
-        """Wait for text behind the unread one; False if the output ended."""
+        """Wait for more text after the unread text. Returns False if the output ended."""
         length = len(self.rest)
         while len(self.rest) == length and not self.ended:
             yield
         return len(self.rest) > length
 
     def at_least(self, count: int) -> Reading[bool]:
-        """Wait for so many unread characters; False if the output ended before."""
+        """Wait for `count` unread characters. Returns False if the output ended before."""
         while len(self.rest) < count:
             if not (yield from self.more()):
                 return False

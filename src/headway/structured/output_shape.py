@@ -1,8 +1,8 @@
-"""From what a request says of its output's form to the output's grammar: the work of a helper process.
+"""Makes the grammar of an output from the tools and constraint of a request: the work of a helper process.
 
     tools, constraint ──► schemas prepared for the compiler ──► one grammar of calls, thoughts and text
 
-Everything here walks through texts that a client wrote, so it never runs where others would wait for it.
+Everything here processes texts that a client wrote, so it never runs in a thread that other requests wait for.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from headway.structured.tool_schemas import MAX_NESTING, Tool, is_too_deep, prep
 
 
 class ShapeJob(msgspec.Struct, tag="shape", frozen=True, kw_only=True):
-    """All that decides what an output may look like."""
+    """Everything that determines the form of an output."""
 
     tools: tuple[Tool, ...] = ()
     tool_format: str | None = None
-    """By its name, as the format of reasoning."""
+    """The name of the tool format; the reasoning format is also given by name."""
     tool_choice: str = "auto"
     allowed: tuple[str, ...] | None = None
     parallel: bool = True
@@ -38,22 +38,22 @@ class ShapeJob(msgspec.Struct, tag="shape", frozen=True, kw_only=True):
 
 
 class Shape(msgspec.Struct, tag="answer", frozen=True, kw_only=True):
-    """What became of a `ShapeJob`."""
+    """The result of a `ShapeJob`."""
 
     parameters: tuple[dict[str, Any] | None, ...] = ()
     """The schemas of the tools as grammars take them."""
     left_out: tuple[tuple[str, ...], ...] = ()
-    """What of each tool's schema its calls are not held to."""
+    """For each tool, the parts of its schema that its calls need not satisfy."""
     content: str | None = None
-    """The grammar of the text, where it is a part of the output only."""
+    """The grammar of the text, if the text is only a part of the output."""
     grammar: str | None = None
-    """The grammar of the whole output. None: it may be anything."""
+    """The grammar of the whole output. None: the output is free."""
     num_bytes: int = 0
     """The memory that compiling the grammar took."""
 
 
 def shape_output(job: ShapeJob) -> Shape:
-    """Raises `InvalidRequestError` that names the field, or the place in a schema."""
+    """Do the job. Raises `InvalidRequestError`, which names the field or the place in a schema."""
     prepared = [_prepared(place, tool) for place, tool in enumerate(job.tools)]
     tools = tuple(tool for tool, _ in prepared)
     constraint = None if job.constraint is None else StructuredOutputsParams(**job.constraint)

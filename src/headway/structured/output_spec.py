@@ -1,4 +1,4 @@
-"""`OutputSpec`: all that says what an output may contain. It gives the grammar for the model and the parser."""
+"""`OutputSpec`: describes what an output may contain, and makes the model's grammar and the parser from it."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ class OutputSpec:
 
     @property
     def calls_format(self) -> ToolFormat | None:
-        """The format as it is in this output: where text has a grammar too, only a marker tells calls from text."""
+        """The call format of this output. If the text has a grammar too, calls must begin with a marker."""
         if self.tool_format is None or not self.callable_tools:
             return None
         return self.tool_format if self.content is None or self.tool_choice == "required" else self.tool_format.marked
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Texts that the parser looks for: where they are special tokens, the text must show them nevertheless."""
+        """The texts that the parser looks for. They must appear in the text even if they are special tokens."""
         of_tools = self.calls_format.markers if self.calls_format else ()
         return (*(self.reasoning.markers if self.reasoning else ()), *of_tools)
 

@@ -1,7 +1,7 @@
-"""What a schema's patterns cost and share, according to the automata that constrain outputs: their time is linear.
+"""Finds what a schema's patterns cost and whether they overlap, with the linear-time automata that constrain outputs.
 
-A pattern comes from a client. A matcher that backtracks, such as Python's, could be kept busy for ever by a dozen
-characters.
+Patterns come from clients. With a backtracking matcher, such as Python's, a dozen characters could keep it busy for
+ever.
 """
 
 from __future__ import annotations
@@ -37,6 +37,6 @@ def share_no_string(patterns: Iterable[str]) -> bool:
 
 
 def compiler_fault(schema: dict[str, Any]) -> str | None:
-    """Return what the grammar compiler has against a small schema; None if it takes it."""
+    """Return why the grammar compiler refuses a small schema; None if it accepts it."""
     grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
     return plain_reason(LLMatcher.validate_grammar(grammar, limits=_LIMITS)) or None

@@ -1,4 +1,4 @@
-"""Python's literals as models write them in calls: as a grammar from a JSON schema, and read into JSON text."""
+"""Python literals in tool calls: their grammar, made from a JSON schema, and a reader that turns them into JSON."""
 
 from __future__ import annotations
 

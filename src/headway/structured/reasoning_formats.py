@@ -1,4 +1,4 @@
-"""How models mark what they think before they answer: one pair of markers per format."""
+"""Reasoning formats: the pair of markers with which a model encloses its reasoning."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Write the opposite of a schema as a schema, as `not` and `if` ask for it.
+"""Writes the complement of a schema as a schema, which `not` and `if` need.
 
-What lies outside all views of a schema lies outside the schema. The opposite is written of types, listed values,
-required names, the values of properties, and patterns that say which characters there are; what else a schema says is
-passed over, so that the result may allow less than the opposite does, and never more.
+A value outside all views of a schema is outside the schema. The complement is made from types, listed values, required
+names, the values of properties, and patterns that only list characters. Other constraints are ignored, so the result
+may allow less than the complement, but never more.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _outside(sets: SchemaViews, view: View, depth: int) -> Schema:
 
 
 def _has_bounds(view: View) -> bool:
-    """Whether a view says more than its opposite is written of."""
+    """Whether a view has constraints that the complement ignores."""
     said = (view.min_length, view.patterns, view.extras, view.items, view.prefix, view.min_items)
     return any(said) or view.max_length is not None or view.max_items is not None
 

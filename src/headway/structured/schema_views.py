@@ -1,6 +1,6 @@
-"""Reason about the sets of values that schemas allow: views of them, and whether they share a value.
+"""Reasons about the sets of values that schemas allow: views of them, and whether they share a value.
 
-A `View` is one conjunction of constraints on a value; `SchemaViews.views` spreads a schema over `anyOf` and `$ref`
+A `View` is one conjunction of constraints on a value; `SchemaViews.views` expands a schema over `anyOf` and `$ref`
 into a list of them. A view may leave constraints out, never add any: it allows at least what its schema allows. So
 
 * two schemas whose views are pairwise disjoint share no value, and

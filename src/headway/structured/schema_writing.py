@@ -1,7 +1,7 @@
-"""Rewrite one document for llguidance: each schema that is referred to becomes a definition of the result.
+"""Rewrites one document for llguidance: each schema that is referred to becomes a definition of the result.
 
-A `Rewriter` walks the document; a `Writing` is one schema on its way: handlers, one for each keyword, put what stays
-into `out`, and schemas that apply besides into `parts`.
+A `Rewriter` walks the document. A `Writing` is the rewriting of one schema: handlers, one for each keyword, put the
+keywords that stay into `out`, and schemas that also apply to the value into `parts`.
 """
 
 from __future__ import annotations
@@ -194,11 +194,11 @@ class Writing:
         return self.out | {"allOf": parts} if parts else self.out
 
     def refuse(self, message: str, *keys: str | int) -> NoReturn:
-        """Say that this is no schema."""
+        """Raise an error: this is not a valid schema."""
         refuse(message, self.node.place(*keys))
 
     def decline(self, message: str, *keys: str | int) -> NoReturn:
-        """Say that a keyword is not supported: it is refused, or left out where the schema may be loosened."""
+        """Refuse an unsupported keyword, or leave it out if the schema may be loosened."""
         path = self.node.place(*keys)
         raise UnsupportedError(f"{path}: {message}", param=path)
 
@@ -251,7 +251,7 @@ class Writing:
 
 
 Handler = Callable[[Writing, Any], None]
-"""What writes one keyword, of which it gets the value."""
+"""A function that writes one keyword and gets the keyword's value."""
 
 
 def unsupported(key: str) -> Handler:

@@ -1,7 +1,7 @@
 """Three ways in which models write the arguments of a call: JSON, a tag per parameter, Python keywords.
 
-Each way is one class with what is to be known of it: the grammar that forces it, the reader that turns it into JSON
-text as it comes, and the writer that turns JSON into it.
+Each way is one class: it has the grammar that forces the form, the reader that turns it into JSON text as it is
+generated, and the writer that turns JSON into it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from headway.structured.tool_schemas import (
 
 class ArgumentsFormat(Protocol):
     def grammar(self, rules: LarkRules, prefix: str, tool: Tool) -> str:
-        """What matches the arguments of `tool`; rules it needs are added, named from `prefix`."""
+        """The rule body that matches the arguments of `tool`. Needed rules are added under names that begin with
+        `prefix`."""
 
     def read(self, stream: TextStream, index: int, tool: Tool) -> Reading[None]:
-        """Emit the arguments of call `index` as JSON text. Text that is no such arguments is left unread."""
+        """Emit the arguments of call `index` as JSON text. Text that does not fit is left unread."""
 
     def write(self, arguments: str) -> str:
         """Write arguments given as JSON text."""

@@ -131,11 +131,11 @@ class ToolFormat:
         return "".join([*map(_written, self.opening), separator.join(texts), *map(_written, self.closing)])
 
     def write_result(self, content: str) -> str:
-        """The result of a call, for templates that know no role for it."""
+        """Write the result of a call, for templates that have no role for results."""
         return f"{self.result[0]}{content}{self.result[1]}"
 
     def instructions(self, tools: Sequence[Tool]) -> str:
-        """Tell the model of its tools, for templates that do not."""
+        """Text that describes the tools to the model, for templates that do not."""
         described = "\n".join(json.dumps(_description(tool), ensure_ascii=False) for tool in tools)
         example = ToolCall("function-name", '{"parameter-name": "value"}')
         return (
@@ -205,7 +205,7 @@ _FORMATS = (
     ),
 )
 USUAL_TOOL_FORMAT = "hermes"
-"""For models whose chat template shows none."""
+"""The format for models whose chat template shows none."""
 TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType({one.name: one for one in _FORMATS})
 
 # What the chat templates of a format's models contain, the more telling ones first. All texts of a row must be there.
@@ -255,7 +255,8 @@ def match_parts(
 ) -> PartsMatch | Undecided | None:
     """Match parts without arguments from `at` on. None: they are not there.
 
-    Of several ways the first one counts, and is waited for where it is undecided, so that later text changes nothing.
+    If several ways are possible, the first one counts. While it is undecided the result is too, so that later text
+    never changes a result.
     """
     if not parts:
         return PartsMatch(at, name)

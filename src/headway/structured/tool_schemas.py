@@ -1,4 +1,4 @@
-"""Tools and their calls, and a tool's schema taken apart for formats that write each parameter on its own."""
+"""Tools and their calls, and a tool's schema split into parameters for formats that write each one separately."""
 
 from __future__ import annotations
 
@@ -61,9 +61,10 @@ class Tool:
 
 
 def prepared_tool(tool: Tool, path: str) -> tuple[Tool, tuple[str, ...]]:
-    """Return the tool with its schema as grammars take it, and what of the schema its calls will not keep to.
+    """Return the tool with its schema in the form that grammars take, and the parts of it that its calls need not
+    satisfy.
 
-    `path` names the field that holds the schema. Of a strict tool, what is not supported is refused.
+    `path` names the field that holds the schema. Unsupported parts of a strict tool's schema are refused.
     """
     if tool.parameters is None:
         return tool, ()
@@ -74,7 +75,7 @@ def prepared_tool(tool: Tool, path: str) -> tuple[Tool, tuple[str, ...]]:
 
 @functools.lru_cache(1024)
 def log_loosened(name: str, left_out: tuple[str, ...]) -> None:
-    """Say what the calls of a tool need not keep to; once for each tool."""
+    """Log which parts of a tool's schema its calls need not satisfy, once for each tool."""
     if left_out:
         more = f", and {len(left_out) - _SHOWN_LEFT_OUT} more" if len(left_out) > _SHOWN_LEFT_OUT else ""
         shown = "; ".join(one[:_SHOWN_CHARS] for one in left_out[:_SHOWN_LEFT_OUT])
@@ -146,7 +147,8 @@ def closed_schema(tool: Tool) -> Mapping[str, Any]:
 
 
 def parameter_list(tool: Tool) -> ParameterList:
-    """Take a tool's schema apart. What cannot be said of single parameters is refused if it is strict, else let go."""
+    """Split a tool's schema into parameters. Constraints between parameters are refused if it is strict, else
+    dropped."""
     root = object_schema(tool)
     top = {**root, **_followed(root, root)}
     if tool.strict and (ties := [word for word in _WHOLE_OBJECT_KEYWORDS if word in top]):

@@ -1,4 +1,4 @@
-"""How keywords about single values are written: types, listed values, numbers, strings."""
+"""Rewrites the keywords about single values: types, listed values, numbers, strings."""
 
 from __future__ import annotations
 

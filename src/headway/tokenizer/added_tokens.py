@@ -31,14 +31,14 @@ class DeclaredTokens:
     """What the files declare."""
 
     named: Mapping[str, AddedToken]
-    """Special ones with names, e.g. `bos_token`."""
+    """Special tokens with names, e.g. `bos_token`."""
     extra: tuple[AddedToken, ...]
-    """Special ones without."""
+    """Special tokens without names."""
     by_id: Mapping[int, AddedToken]
 
     def add_to(self, backend: tokenizers.Tokenizer, *, vocab_size: int | None) -> None:
-        """Add those that `backend` does not have. A new token takes the next id. `vocab_size`: a model of so many
-        tokens has nothing for the others, which are left out."""
+        """Add the tokens that `backend` lacks. A new token takes the next id. Tokens with ids from `vocab_size` on are
+        left out, because the model has no embeddings for them."""
         known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
         texts = {token.content for token in backend.get_added_tokens_decoder().values()}
         added = [token for _, token in sorted(self.by_id.items()) if repr(token) not in known]
@@ -77,7 +77,7 @@ def _with_a_place(tokens: list[AddedToken], backend: tokenizers.Tokenizer, vocab
 
 
 def declared_tokens(folder: Path, config: Mapping[str, Any]) -> DeclaredTokens:
-    """`config`: the contents of tokenizer_config.json."""
+    """Read the declared tokens; `config` has the contents of tokenizer_config.json."""
     source = folder / TOKENIZER_CONFIG
     if config.get("added_tokens_decoder") is not None:
         by_id = _by_id(config["added_tokens_decoder"], source)
@@ -92,7 +92,7 @@ def declared_tokens(folder: Path, config: Mapping[str, Any]) -> DeclaredTokens:
 
 
 def _merged(config: Mapping[str, Any], special_tokens_map: Mapping[str, Any]) -> dict[str, Any]:
-    """The map goes before, but for tokens without names: those of both files count."""
+    """Merge both files. The map takes precedence, except that unnamed tokens of both files count."""
     merged = {**config, **special_tokens_map}
     own = config.get("extra_special_tokens") or config.get("additional_special_tokens")
     more = special_tokens_map.get("extra_special_tokens")
@@ -102,7 +102,7 @@ def _merged(config: Mapping[str, Any], special_tokens_map: Mapping[str, Any]) ->
 
 
 def _special_tokens(config: Mapping[str, Any], source: Path) -> tuple[dict[str, AddedToken], tuple[AddedToken, ...]]:
-    """Those with names, the usual ones first, and the others."""
+    """The special tokens with names, the usual ones first, and those without."""
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     more = config.get("model_specific_special_tokens") or {}
     by_name = {key: value for key, value in config.items() if _is_token(key, value)}

@@ -33,8 +33,8 @@ class ChatTemplate:
             ) from error
 
     def render(self, *, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-        """Run the template. Whatever goes wrong inside is a complaint about the messages; only what the template itself
-        says is passed on, not how it failed."""
+        """Run the template. Any failure is raised as an error about the messages. It includes a message that the
+        template raised itself, but no details of other failures."""
         try:
             return self._compiled.render(messages=messages, **variables)
         except UnsupportedModelError:
@@ -63,7 +63,7 @@ def _check_message(index: int, message: object) -> dict[str, Any]:
     if not isinstance(role, str) or not role:
         raise _bad(f"messages[{index}] needs a role, a non-empty string such as 'user', got {role!r}")
     checked = dict(message)
-    # Clients send null beside calls. Many templates fail on it, and some write the word "None" into the prompt.
+    # Clients send null content with calls. Many templates fail on it, and some write the word "None" into the prompt.
     is_call_alone = message.get("content") is None and bool(message.get("tool_calls"))
     checked["content"] = "" if is_call_alone else _text_of(index, message.get("content"))
     return checked

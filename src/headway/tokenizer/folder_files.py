@@ -1,4 +1,4 @@
-"""The files around tokenizer.json: reading them with errors that name the file, and telling which keys are not used."""
+"""Reads the files around tokenizer.json, with errors that name the file, and logs which keys are not used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GENERATION_CONFIG = "generation_config.json"
 _TOKEN_LISTS = {"additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"}
 _TOKENIZER_KEYS = {
     *("added_tokens_decoder", "chat_template", "split_special_tokens", *_TOKEN_LISTS),
-    # tokenizer.json has the last word on these
+    # tokenizer.json decides these
     *("add_bos_token", "add_eos_token", "add_prefix_space", "do_lower_case", "normalization", "legacy", "from_slow"),
     *("sp_model_kwargs", "errors", "byte_fallback", "unk_id", "fix_mistral_regex", "trim_offsets", "strip_accents"),
     *("tokenize_chinese_chars", "vocab_file", "merges_file", "tokenizer_file", "fast_tokenizer_files", "spm_file"),
@@ -61,7 +61,7 @@ _USED_KEYS: Mapping[str, set[str]] = {
     GENERATION_CONFIG: _GENERATION_KEYS,
 }
 _LEAVES_OUT: tuple[Any, ...] = (None, False, [], {})
-"""Values with which a key asks for nothing."""
+"""Values with which a key has no effect."""
 
 
 def read_text(file: Path) -> str:
@@ -75,7 +75,7 @@ def read_text(file: Path) -> str:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A file with a JSON object; empty if there is none. A line in the log names keys that nothing is made of."""
+    """Read a file with a JSON object; empty if there is no file. Keys that are not used are logged."""
     if not file.is_file():
         return {}
     try:

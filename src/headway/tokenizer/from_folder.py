@@ -72,7 +72,7 @@ def _id_list(value: Any, file: Path) -> list[int]:
 
 
 def _templates_or_error(folder: Path, config: Mapping[str, Any]) -> Mapping[str, str] | HeadwayError:
-    """An error is kept for the first who needs a template."""
+    """The chat templates, or the error of reading them, which is raised when a template is first needed."""
     try:
         return _chat_templates(folder, config)
     except HeadwayError as error:

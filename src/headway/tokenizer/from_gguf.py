@@ -31,7 +31,7 @@ _NAMED_TOKENS = {
     "cls_token": "cls_token_id",
     "mask_token": "mask_token_id",
 }
-# Ends of a text, a turn, a message; lists of any of them; and what divides files, which no answer goes on behind.
+# Keys of tokens that end a text, a turn or a message; lists of such tokens; and file separators, which end an answer.
 _END_KEYS = (
     *("eos_token_id", "eot_token_id", "eom_token_id", "eos_token_ids", "eog_token_ids"),
     *("fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id"),
@@ -59,9 +59,9 @@ class _WordSplit:
     gpt2_words: bool = False
     normalize_nfc: bool = False
     whole_words_first: bool = False
-    """A word that is a token is taken whole, whatever the merges would make of it."""
+    """Whether a word that is a token stays whole, whatever the merges would give."""
     adds_bos: bool = False
-    """Whether a text starts with the bos token where the file does not say."""
+    """Whether a text starts with the bos token if the file does not say."""
 
 
 def _cased_words(digits: str) -> str:
@@ -239,7 +239,7 @@ def _token_id(metadata: Mapping[str, Any], key: str, tokens: Sequence[str]) -> i
 
 
 def _token_ids(metadata: Mapping[str, Any], key: str, tokens: Sequence[str]) -> list[int]:
-    """One or a list, or none."""
+    """The token ids under a key, which may hold one id, a list, or nothing."""
     value = metadata.get(_KEY + key)
     if value is None:
         return []

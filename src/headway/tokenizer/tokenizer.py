@@ -1,5 +1,4 @@
-"""`Tokenizer`: the one class that the rest of Headway turns text into tokens with, and tokens into text; and threads
-that do it beside an event loop."""
+"""`Tokenizer`, the one class that turns text into tokens and back, and threads that tokenise beside an event loop."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ END_TOKENS = (
     *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endofturn|>"),
     *("<|endoftext|>", "<|end_of_text|>", "</s>", "<EOT>", "<|return|>", "<|call|>"),
 )
-"""Special tokens with which models of several families end their turn or a text, besides the one that a GGUF file
-declares: it has room for one of each kind, where generation_config.json lists all."""
+"""Special tokens with which models of several families end a turn or a text. A GGUF file declares only one of each
+kind, where generation_config.json lists all."""
 
 
 class InfillTokens(NamedTuple):
@@ -36,7 +35,7 @@ class InfillTokens(NamedTuple):
     suffix: str
     middle: str
     end: str | None = None
-    """With which the model ends such a text, where that is not one of its usual end tokens."""
+    """The token with which the model ends such a text, if it is not one of its usual end tokens."""
 
 
 INFILL_TOKENS = (
@@ -49,7 +48,7 @@ INFILL_TOKENS = (
     ),  # DeepSeek
 )
 _MARK = "\u263a"
-"""Stands before a text that a tokenizer must not take for the beginning of a word."""
+"""Placed before a text so that a tokenizer does not treat it as the beginning of a word."""
 
 
 class Infill(NamedTuple):
@@ -57,15 +56,15 @@ class Infill(NamedTuple):
 
     token_ids: list[int]
     end_token_id: int | None
-    """Ends the text, besides the model's usual end tokens."""
+    """The token that ends the text, in addition to the model's usual end tokens."""
 
 
 class Tokenizer:
-    """Wraps a `tokenizers.Tokenizer` (`backend`) with what generation needs besides: end tokens and the chat template.
+    """Wraps a `tokenizers.Tokenizer` (`backend`) and adds what generation needs: end tokens and the chat template.
 
     `special_tokens` are the named ones that chat templates refer to, e.g. {"bos_token": "<s>"}. `chat_templates` are
-    templates by name; "default" is used, or "tool_use" where tools are given and it exists. They may be the error that
-    reading them ended with: it is raised where a template is needed.
+    templates by name; "default" is used, or "tool_use" if tools are given and it exists. It may instead be the error
+    that reading them raised, which is then raised when a template is needed.
     """
 
     def __init__(
@@ -93,13 +92,13 @@ class Tokenizer:
         self._is_byte_level = decoder == ["ByteLevel"]
         self._is_sentencepiece = decoder[:3] == ["Replace", "ByteFallback", "Fuse"] and decoder[3:] in ([], ["Strip"])
         self.has_token_bytes = self._is_byte_level or self._is_sentencepiece
-        """Whether each token stands for bytes of its own: see `token_bytes`."""
+        """Whether each token stands for a fixed sequence of bytes; see `token_bytes`."""
         self.drops_leading_space = self._is_sentencepiece and decoder[3:] == ["Strip"]
         """Whether decoding a whole text drops one space at its start."""
         self._bytes_of: dict[int, bytes] = {}
 
     def drop_end_tokens_outside(self, vocab_size: int) -> None:
-        """Forget end tokens that a model with so many tokens has no logits for: it never chooses them."""
+        """Forget end tokens with ids from `vocab_size` on: the model has no logits for them and never chooses them."""
         unknown = [token_id for token_id in self.eos_token_ids if not 0 <= token_id < vocab_size]
         if unknown:
             logger.warning(
@@ -115,13 +114,13 @@ class Tokenizer:
         return self.chat_template_for(has_tools=False)
 
     def chat_template_for(self, *, has_tools: bool) -> str | None:
-        """The same for conversations with tools, which may have a template of their own."""
+        """The chat template for a conversation; conversations with tools may have a separate one."""
         template = self._select_template(has_tools=has_tools)
         return template.source if template else None
 
     def marker_token_id(self, text: str) -> int | None:
-        """The token of a marker that grammars must name by its id: a special one, or one that was added to the
-        vocabulary in angle brackets, which llguidance takes for special."""
+        """The token of a marker that grammars must name by id: a special token, or an added token in angle brackets,
+        which llguidance treats as special. None for other texts."""
         token_id: int | None = self.backend.token_to_id(text)
         is_bracketed = text.startswith("<") and text.endswith(">") and token_id in self._added_ids
         return token_id if is_bracketed or token_id in self._special_ids else None
@@ -129,7 +128,8 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; `add_special_tokens` adds what the model expects around it, e.g. a first token.
 
-        Other threads run meanwhile: unlike `backend.encode`, a batch of one releases the interpreter lock.
+        Other threads run meanwhile, because encoding a batch of one releases the interpreter lock, unlike
+        `backend.encode`.
         """
         if not isinstance(text, str):
             raise _not_text(f"is a {type(text).__name__}")
@@ -150,7 +150,7 @@ class Tokenizer:
         return None
 
     def encode_infill(self, prefix: str, suffix: str, *, add_special_tokens: bool = True) -> Infill | None:
-        """A prompt after which the model writes what stands between two texts; None if it has no tokens for that."""
+        """A prompt after which the model writes the text between two others; None if it has no tokens for that."""
         if self._infill_ids is None:
             return None
         (first, second, last), end_token_id = self._infill_ids
@@ -183,7 +183,7 @@ class Tokenizer:
         return text
 
     def token_text(self, token_id: int) -> str:
-        """Text of one token as it stands inside a text; "" for an id without a token."""
+        """The text of one token inside a longer text; "" for an id without a token."""
         if self.has_token_bytes:
             return self.token_bytes(token_id).decode("utf-8", errors="replace")
         piece = self.backend.id_to_token(token_id)
@@ -193,7 +193,7 @@ class Tokenizer:
         return " " + text if piece.startswith(_SPACE_MARK) and not text.startswith(" ") else text
 
     def token_bytes(self, token_id: int, *, skip_special_tokens: bool = False) -> bytes:
-        """The bytes one token stands for (only where `has_token_bytes`); b"" for an id without a token."""
+        """The bytes one token stands for (only if `has_token_bytes`); b"" for an id without a token."""
         if skip_special_tokens and token_id in self._special_ids:
             return b""
         known = self._bytes_of.get(token_id)
@@ -226,7 +226,7 @@ class Tokenizer:
             raise InvalidRequestError(
                 "this model has no chat template: send a plain prompt instead of messages", param="messages"
             )
-        # As transformers does it: what is not given is none, not undefined, which templates tell apart.
+        # As in transformers, values that are not given are none, not undefined: templates distinguish the two.
         given = {"tools": None, "documents": None, **self._special_tokens, **extra}
         variables = {**given, "add_generation_prompt": add_generation_prompt}
         return template.render(messages=check_messages(messages), **variables)
@@ -305,19 +305,19 @@ _BYTE_OF_CHARACTER = _byte_alphabet()
 # ---- beside an event loop --------------------------------------------------------------------------------------------
 
 SHORT_CHARS = 256
-"""Up to this size, text is tokenised on the spot. That takes 0.2 ms, and 0.6 ms where every character is a token."""
+"""Up to this size, text is tokenised in the calling thread, in 0.2 ms, or 0.6 ms if every character is a token."""
 LONG_CHARS = 16_384
-"""Beyond this size, text is tokenised by a thread that does nothing else."""
+"""Beyond this size, text is tokenised by a thread reserved for long texts."""
 IDS_PER_CHAR = 16
-"""Token ids that are checked in the time it takes to tokenise a character."""
+"""How many token ids are checked in the time it takes to tokenise one character."""
 
 _T = TypeVar("_T")
 
 
 class TokenizerThreads:
-    """Runs functions where they hold up others least: a long prompt takes a second, and the event loop goes on.
+    """Runs tokeniser work off the event loop, which goes on even if a long prompt takes a second.
 
-    up to 256 characters     on the spot: some tenths of a millisecond, less than it takes to change threads twice
+    up to 256 characters     in the calling thread: some tenths of a millisecond, less than two thread switches
     up to 16,384 characters  `num_threads` threads
     more                     one thread, so that ordinary prompts never wait behind a long text
     """
@@ -327,7 +327,7 @@ class TokenizerThreads:
         self._thread_for_long = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-long")
 
     async def run(self, work: Callable[[], _T], *, num_chars: int) -> _T:
-        """What `work` returns. It takes as long as to tokenise `num_chars` characters."""
+        """Run `work`, which takes about as long as tokenising `num_chars` characters, and return its result."""
         if num_chars <= SHORT_CHARS:
             return work()
         threads = self._threads if num_chars <= LONG_CHARS else self._thread_for_long
