@@ -24,7 +24,8 @@ from headway.predict import PromptView
 from headway.predict.traffic_log import TrafficLog
 from headway_lab.sim import Calibration, CostModel
 from headway_lab.sim.calibration import shipped_machines
-from headway_lab.tune.tune_command import replica_numbers, traffic_work
+from headway_lab.tune.traffic_work import traffic_work
+from headway_lab.tune.tune_command import replica_numbers
 from tests.lab.sim.machines import calibration
 
 
