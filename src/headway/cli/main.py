@@ -15,6 +15,7 @@ from headway.console.commands import ENTRY_POINTS, Command, CommandGroup, Comman
 from headway.errors import HeadwayError
 from headway.server.parent_link import FRONT_END_VARIABLE
 
+EXIT_WRONG_INPUT = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
@@ -53,8 +54,8 @@ def commands() -> Commands:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 good, 1 failed, 2 wrong usage, 130 interrupted. `headway serve` on
-    the command line becomes the parent of a process that runs it."""
+    """Run one command and return its exit code: 0 good, 1 failed, 2 wrong usage or input, 130 interrupted. `headway
+    serve` on the command line becomes the parent of a process that runs it."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         if argv is None and arguments[:1] == ["serve"] and FRONT_END_VARIABLE not in os.environ:
@@ -67,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("HEADWAY_DEBUG") == "1":
             raise
         print(f"headway: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+        # Errors that the user can repair, such as a wrong option or file, are ValueErrors too.
+        return EXIT_WRONG_INPUT if isinstance(error, ValueError) else 1
     except KeyboardInterrupt:
         print("headway: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -261,7 +261,7 @@ def number(
 ) -> Callable[[str], float]:
     """A flag's type: a number from `least` to `most`. With `is_above`, `least` itself is too small."""
     bounds = [f"above {least:g}" if is_above else f"of at least {least:g}"] if least > -math.inf else []
-    bounds += [f"of at most {most:g}"] if most < math.inf else []
+    bounds += [f"of at most {most:,.10g}"] if most < math.inf else []
 
     def convert(text: str) -> float:
         try:
@@ -276,8 +276,21 @@ def number(
 
 
 positive = number(0.0, is_above=True)
-arrival_rate = number(0.0, is_above=True, may_be_infinite=True)
-"""The type of flags for rates: inf means that all requests arrive at once."""
+MOST_RATE = 1e6
+"""The most requests each second that a load may have: arrivals a microsecond apart are all at once for any engine."""
+
+
+def arrival_rate(text: str) -> float:
+    """A flag's type: requests each second. inf means that all requests arrive at once."""
+    try:
+        rate = parse_number(text, may_be_infinite=True)
+    except ValueError:
+        rate = math.nan
+    if not 0.0 < rate <= MOST_RATE and rate != math.inf:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is no rate: above 0 and at most {MOST_RATE:,.0f} requests/s, or inf for all at once"
+        )
+    return rate
 
 
 def is_switch(hint: Any) -> bool:

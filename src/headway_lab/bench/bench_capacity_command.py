@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from headway.console.flags import count, number, positive
+from headway.console.flags import MOST_RATE, count, number, positive
 from headway.console.output_files import check_writable, write_json
 from headway.price import price_text
 from headway_lab.bench.capacity_search import Capacity, Limits, Probe, find_capacity
@@ -94,13 +94,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--start-rate",
-        type=positive,
+        type=number(0.0, MOST_RATE, is_above=True),
         metavar="X",
         help="First to try. (default: what is served when --min-requests are there at once)",
     )
     parser.add_argument(
         "--max-rate",
-        type=positive,
+        type=number(0.0, MOST_RATE, is_above=True),
         default=default.highest,
         metavar="X",
         help="Highest to try. (default: %(default)g)",

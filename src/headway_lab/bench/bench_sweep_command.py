@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.config import check_names
-from headway.console.flags import engine_flags, parse_number
+from headway.console.flags import arrival_rate, engine_flags
 from headway.console.output_files import check_writable, print_table, write_json
 from headway.errors import ConfigError
 from headway_lab.bench.load_flags import Probing, add_probe_flags, judging_of, targets_of
@@ -56,12 +56,9 @@ def parse_rates(text: str) -> list[float] | None:
     if text == "auto":
         return None
     try:
-        rates = [parse_number(part, may_be_infinite=True) for part in text.split(",")]
-    except ValueError:
-        rates = []
-    if not rates or not all(rate > 0 for rate in rates):
-        raise ConfigError(f"--rates must be 'auto' or rates above 0 such as 1,2,4,8 (or inf), not '{text}'.")
-    return rates
+        return [arrival_rate(part) for part in text.split(",")]
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"--rates must be 'auto' or rates above 0 such as 1,2,4,8 (or inf): {error}.") from None
 
 
 def auto_rates(served_rate: float) -> list[float]:

@@ -52,7 +52,9 @@ def load_work(arguments: argparse.Namespace) -> Workload:
     """The workload that the flags name."""
     from headway_lab.workload import load_workload, parse_overrides
 
-    return load_workload(arguments.workload, data_dir=arguments.data_dir, **parse_overrides(arguments.set))
+    workload = load_workload(arguments.workload, data_dir=arguments.data_dir, **parse_overrides(arguments.set))
+    workload.check_data()
+    return workload
 
 
 def draw_work(

@@ -62,18 +62,19 @@ class Answer:
 
 
 def sentence(answer: Answer) -> str:
-    """The answer."""
-    trial, default = answer.trial, answer.tuned.default
+    """The answer. What it is compared with is the default on the first calibration."""
+    trial, first = answer.trial, answer.each[0].tuned
     machine = f"--calibration {answer.best.name} " if len(answer.each) > 1 else ""
     found = f"{price_text(all_in_price(trial))} per million output tokens, all in, at {trial.rate:.3g} requests/s"
-    if answer.tuned.is_default_best:
-        return f"Nothing is clearly cheaper than {machine}the default: {found} ({answer.num_simulated} simulations)."
-    if default.rate is None:
+    told = f"({answer.num_simulated} simulations)"
+    if first is not None and trial is first.default:
+        return f"Nothing is clearly cheaper than {machine}the default: {found} {told}."
+    default = None if first is None else first.default
+    if default is None or default.rate is None:
         beside = "the default keeps the targets at no load"
     else:
         beside = f"{price_text(all_in_price(default))} at {default.rate:.3g} requests/s by default"
-    changed = name_of(answer.best.space, trial)
-    return f"Cheapest: {machine}{changed} · {found}; {beside} ({answer.num_simulated} simulations)."
+    return f"Cheapest: {machine}{name_of(answer.best.space, trial)} · {found}; {beside} {told}."
 
 
 def cost_table(answer: Answer) -> Table:

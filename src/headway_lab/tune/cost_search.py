@@ -5,8 +5,8 @@ number of devices (`tune_search.fewest` finds that), and on one machine the load
 the load of the best one so far and a little more:
 
     default          its highest load, by doubling steps on a grid of rates and then bisection
-    candidates       drawn at random, then neighbours of the best: one simulation at the next rate of the grid shows
-                     that most of them are not better; from one that is, the climb goes on
+    candidates       neighbours of the best, formats first, then options drawn at random: one simulation at the next
+                     rate of the grid shows that most of them are not better; from one that is, the climb goes on
     simplification   options of the best that do not matter go back to their defaults
 
 A load is kept if the promises are, over all requests, and if it is not beyond capacity. Rates are 1% apart. The work is
@@ -36,7 +36,7 @@ _FIRST_SHARE = 0.7
 """The first rate is this part of the machine's capacity."""
 _LEAST_SHARE = 1e-3
 """Rates below this part of it are not tried: one request at a time is all that is left there."""
-_RANDOM_SHARE = 0.5  # of the budget that the default leaves
+_MOST_DRAWS = 20  # for each trial: in a small space most have been tried
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ class CostSearch:
         self._first = _FIRST_SHARE * self._capacity(space.default)
         self._lowest = math.ceil(math.log(_LEAST_SHARE, _STEP))
         self.num_simulated = 0
+        self._tried = {tuple(space.default.items())}
         self.found: list[Trial] = []
         """Trials at their highest loads, in the order in which they were found."""
 
@@ -80,8 +81,8 @@ class CostSearch:
         default = self.highest(self._space.default)
         if default is not None:
             self.found.append(default)
+            self._climb()
         self._draw()
-        self._climb()
         if not self.found:
             raise ConfigError(self._nothing())
         chosen = self._simplify(self.found[-1])
@@ -121,32 +122,36 @@ class CostSearch:
         return high, None, high
 
     def _draw(self) -> None:
+        """Try options drawn at random until the budget is used up, and climb from those that are better."""
         rng = random.Random(self._limits.seed)
-        until = self.num_simulated + _RANDOM_SHARE * (self._limits.num_trials - self.num_simulated)
-        tried = [self._space.default]
-        for _ in range(20 * self._limits.num_trials):
-            if self.num_simulated >= until:
+        for _ in range(_MOST_DRAWS * self._limits.num_trials):
+            if self._is_over:
                 return
-            if (drawn := self._space.draw(rng)) not in tried:
-                tried.append(drawn)
-                self._challenge(drawn)
+            if self._challenge(self._space.draw(rng)):
+                self._climb()
 
     def _climb(self) -> None:
         """Change one option of the best at a time, until nothing helps or the budget is used up."""
-        tried: list[Mapping[str, Any]] = []
-        while self.found:
-            best = self.found[-1]
-            for options in self._space.neighbours(best.options):
-                if self.num_simulated >= self._limits.num_trials:
+        while True:
+            for options in self._space.neighbours(self.found[-1].options):
+                if self._is_over:
                     return
-                if options not in tried and self._challenge(options):
+                if self._challenge(options):
                     break  # go on from there
-                tried.append(options)
             else:
                 return
 
+    @property
+    def _is_over(self) -> bool:
+        return self.num_simulated >= self._limits.num_trials
+
     def _challenge(self, options: Mapping[str, Any]) -> bool:
-        """Whether these options take a higher load than the best so far; if so, they are the best."""
+        """Whether these options take a higher load than the best so far; if so, they are the best. Options that did not
+        are not tried again: the best takes no lower load later."""
+        key = tuple(options.items())
+        if key in self._tried:
+            return False
+        self._tried.add(key)
         above = self._lowest if not self.found else self._place_of(self.found[-1]) + 1
         trial = self.highest(options, above=above)
         if trial is not None:

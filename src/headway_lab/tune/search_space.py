@@ -82,8 +82,8 @@ class Space:
             "scheduling_policy": _policies(work),
             "prefill_mode": ("chunked", "prefill-first", "decode-first"),
         }
-        if formats is not None:
-            knobs |= formats.knobs(calibration, fixed)
+        if formats is not None:  # first, since a format is worth more than a limit of the scheduler
+            knobs = {**formats.knobs(calibration, fixed), **knobs}
         options = {**limits.as_options(), "kv_cache_dtype": setup.cache.kv_cache_dtype}
         default = {name: options[name] for name in knobs}
         searched = {name: _with(values, default[name]) for name, values in knobs.items() if name not in fixed}
@@ -120,6 +120,8 @@ class Space:
     def of_engine(self, options: Options) -> dict[str, Any]:
         """The options with the given ones, without the router and roles."""
         own = {**self.fixed, **{name: value for name, value in options.items() if name not in _OF_FLEET}}
+        if own.get("kv_cache_dtype") == self.default.get("kv_cache_dtype"):
+            own.pop("kv_cache_dtype", None)  # the calibrated one, which a simulation has anyway
         if self.acceptance and own.get("speculation", "off") != "off":
             own["spec_synthetic_acceptance"] = self.acceptance
         return own

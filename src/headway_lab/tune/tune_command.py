@@ -196,6 +196,11 @@ def run(arguments: argparse.Namespace) -> int:
     link = link_of(arguments, calibrations, has_roles=arguments.roles == ALL)
     work = _work(arguments, calibrations[0])
     goal = Goal.of(arguments.slo, work)
+    if is_cost and goal.is_empty:
+        raise ConfigError(
+            "--objective cost: without promises the cheapest is to let all requests wait. Give --slo, e.g. "
+            "p99_ttft_ms=1000, or a workload whose classes have targets."
+        )
     fixed = simulated_options(arguments)
     for each in calibrations:
         check_work(work, set_up(each, fixed).machine)

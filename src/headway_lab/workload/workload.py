@@ -30,6 +30,7 @@ DEFAULT_NUM_REQUESTS = 1_000
 """The number of requests if neither the workload nor a file gives one."""
 
 MOST_REQUESTS = 10_000_000
+_ANY_VOCAB_SIZE = 32_000
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,12 @@ class Workload:
         check_times(times)
         check_times(_think_times(drafts))
         return self._requests(drawing, drafts, times)
+
+    def check_data(self) -> None:
+        """Draw a request, so that `ConfigError` tells of a bad data file before a model is loaded. Texts need the
+        model's tokenizer, and are checked when they are drawn."""
+        if not self.needs_tokenizer:
+            self.draw(vocab_size=_ANY_VOCAB_SIZE, num_requests=1)
 
     @property
     def needs_tokenizer(self) -> bool:

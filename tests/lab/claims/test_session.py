@@ -117,7 +117,7 @@ def test_the_list_names_all_claims_and_a_wrong_one_is_refused(capsys: pytest.Cap
     assert main(["claims", "--list"]) == 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in CLAIMS)
-    assert main(["claims", "orka"]) == 1
+    assert main(["claims", "orka"]) == 2
     assert "Did you mean 'orca'?" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="no data directory"):
         session(data_dir=Path("none"))
