@@ -15,7 +15,6 @@ from headway.console.commands import ENTRY_POINTS, Command, CommandGroup, Comman
 from headway.errors import HeadwayError
 from headway.server.parent_link import FRONT_END_VARIABLE
 
-EXIT_WRONG_INPUT = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
@@ -69,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"headway: error: {' '.join(str(error).split())}", file=sys.stderr)
         # Errors that the user can repair, such as a wrong option or file, are ValueErrors too.
-        return EXIT_WRONG_INPUT if isinstance(error, ValueError) else 1
+        return 2 if isinstance(error, ValueError) else 1
     except KeyboardInterrupt:
         print("headway: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED

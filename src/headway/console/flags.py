@@ -276,21 +276,6 @@ def number(
 
 
 positive = number(0.0, is_above=True)
-MOST_RATE = 1e6
-"""The most requests each second that a load may have: arrivals a microsecond apart are all at once for any engine."""
-
-
-def arrival_rate(text: str) -> float:
-    """A flag's type: requests each second. inf means that all requests arrive at once."""
-    try:
-        rate = parse_number(text, may_be_infinite=True)
-    except ValueError:
-        rate = math.nan
-    if not 0.0 < rate <= MOST_RATE and rate != math.inf:
-        raise argparse.ArgumentTypeError(
-            f"'{text}' is no rate: above 0 and at most {MOST_RATE:,.0f} requests/s, or inf for all at once"
-        )
-    return rate
 
 
 def is_switch(hint: Any) -> bool:

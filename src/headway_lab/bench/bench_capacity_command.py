@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from headway.console.flags import MOST_RATE, count, number, positive
+from headway.console.flags import count, number, positive
 from headway.console.output_files import check_writable, write_json
 from headway.price import price_text
 from headway_lab.bench.capacity_search import Capacity, Limits, Probe, find_capacity
@@ -25,6 +25,7 @@ from headway_lab.bench.online_metrics import (
 from headway_lab.charts import Page, Series, line_chart
 from headway_lab.charts.html_page import write_page
 from headway_lab.charts.scale import number_text
+from headway_lab.workload.rates import finite_rate
 
 _PROBE_SECONDS, _MIN_REQUESTS, _MAX_SECONDS = 10.0, 30, 100.0
 
@@ -94,13 +95,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--start-rate",
-        type=number(0.0, MOST_RATE, is_above=True),
+        type=finite_rate,
         metavar="X",
         help="First to try. (default: what is served when --min-requests are there at once)",
     )
     parser.add_argument(
         "--max-rate",
-        type=number(0.0, MOST_RATE, is_above=True),
+        type=finite_rate,
         default=default.highest,
         metavar="X",
         help="Highest to try. (default: %(default)g)",

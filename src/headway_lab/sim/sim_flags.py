@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from headway.console.flags import FlagSpec, arrival_rate, chosen, count, engine_flags, number, with_shape_defaults
+from headway.console.flags import FlagSpec, chosen, count, engine_flags, number, with_shape_defaults
 from headway.errors import ConfigError
+from headway_lab.workload.rates import arrival_rate
 
 if TYPE_CHECKING:
     from headway.tokenizer import Tokenizer

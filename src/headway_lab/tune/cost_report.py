@@ -18,7 +18,6 @@ from headway_lab.tune.tune_search import Trial, Tuned
 _SHOWN = (("ttft", 50), ("ttft", 99), ("itl", 50), ("itl", 99), ("tpot", 99))
 _TITLES = ["", "requests/s", "tok/s", "price/M in", "price/M out", "all in"]
 _LATENCIES = ["P50 TTFT ms", "P99 TTFT ms", "P50 ITL ms", "P99 ITL ms", "P99 TPOT ms"]
-_MOST_ROWS = 6
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def sentence(answer: Answer) -> str:
     return f"Cheapest: {machine}{name_of(answer.best.space, trial)} · {found}; {beside} {told}."
 
 
-def cost_table(answer: Answer) -> Table:
+def cost_table(answer: Answer, *, most: int = 6) -> Table:
     """The default and the cheapest options of each calibration, and what was found on the way on the best one."""
     rows = []
     for one in answer.each:
@@ -85,7 +84,7 @@ def cost_table(answer: Answer) -> Table:
         if one.tuned is None:
             rows.append([f"{machine}{one.problem}", *["–"] * (len(_TITLES) + len(_LATENCIES) - 1)])
             continue
-        shown = one.tuned.trials[:_MOST_ROWS] if one is answer.best else [one.tuned.best]
+        shown = one.tuned.trials[:most] if one is answer.best else [one.tuned.best]
         shown = list({id(trial): trial for trial in [one.tuned.best, *shown, one.tuned.default]}.values())
         rows += [[f"{machine}{name_of(one.space, trial)}", *_cells(trial)] for trial in shown]
     return [*_TITLES, *_LATENCIES], rows

@@ -30,13 +30,25 @@ from headway_lab.tune.tune_goal import Goal
 from headway_lab.tune.tune_search import SearchLimits, Trial, Tuned, simulate_trial
 from headway_lab.workload.bench_requests import BenchRequest
 
-_STEP = 1.01
-"""The ratio of neighbouring rates."""
-_FIRST_SHARE = 0.7
-"""The first rate is this part of the machine's capacity."""
-_LEAST_SHARE = 1e-3
-"""Rates below this part of it are not tried: one request at a time is all that is left there."""
-_MOST_DRAWS = 20  # for each trial: in a small space most have been tried
+UNIT_RATE = 1.0
+"""The rate at which work is drawn, to be stretched to others."""
+
+
+@dataclass(frozen=True)
+class RateGrid:
+    """The rates that are tried."""
+
+    step: float = 1.01
+    """The ratio of neighbouring rates."""
+    first_share: float = 0.7
+    """The first rate is this part of the machine's capacity."""
+    least_share: float = 1e-3
+    """Rates below this part of the first are not tried: one request at a time is all that is left there."""
+    draws_per_trial: int = 20
+    """Random options are drawn at most so often: in a small space most have been tried."""
+
+
+_GRID = RateGrid()
 
 
 @dataclass(frozen=True)
@@ -68,8 +80,8 @@ class CostSearch:
         self._space, self._goal, self._load, self._limits = space, goal, load, limits
         self._on_simulated = on_simulated
         self._capacities: dict[tuple[Any, ...], float] = {}
-        self._first = _FIRST_SHARE * self._capacity(space.default)
-        self._lowest = math.ceil(math.log(_LEAST_SHARE, _STEP))
+        self._first = _GRID.first_share * self._capacity(space.default)
+        self._lowest = math.ceil(math.log(_GRID.least_share, _GRID.step))
         self.num_simulated = 0
         self._tried = {tuple(space.default.items())}
         self.found: list[Trial] = []
@@ -124,7 +136,7 @@ class CostSearch:
     def _draw(self) -> None:
         """Try options drawn at random until the budget is used up, and climb from those that are better."""
         rng = random.Random(self._limits.seed)
-        for _ in range(_MOST_DRAWS * self._limits.num_trials):
+        for _ in range(_GRID.draws_per_trial * self._limits.num_trials):
             if self._is_over:
                 return
             if self._challenge(self._space.draw(rng)):
@@ -194,12 +206,12 @@ class CostSearch:
         )
 
     def _rate(self, place: int) -> float:
-        return float(self._first * _STEP**place)
+        return float(self._first * _GRID.step**place)
 
     def _place_of(self, trial: Trial) -> int:
         """The number of a trial's rate on the grid."""
         assert trial.rate is not None
-        return round(math.log(trial.rate / self._first, _STEP))
+        return round(math.log(trial.rate / self._first, _GRID.step))
 
     def _capacity(self, options: Mapping[str, Any]) -> float:
         key = tuple(options.values())

@@ -16,18 +16,16 @@ if TYPE_CHECKING:
     from headway_lab.tune.search_space import Space
     from headway_lab.tune.tune_goal import Goal
 
-_MOST_GAIN = 0.5
-"""Steps that are faster than the mean, a cached prompt and guesses may make a request faster than the one that is
-simulated alone; a bound is refused if it is below this part of it."""
-
 
 def check_possible(spaces: Sequence[Space], goal: Goal, work: Sequence[BenchRequest]) -> None:
-    """`ConfigError` for a promise that not even a lone request would get on any of these machines."""
+    """`ConfigError` for a promise that not even a lone request would get on any of these machines. Steps that are
+    faster than the mean, a cached prompt and guesses may make a request faster than the one that is simulated alone, so
+    a bound is refused if it is below half of that one's latency."""
     lone = _shortest(work)
     found = [_lone_metrics(space, lone).as_json() for space in spaces]
     for objective in goal.objectives:
         values = [value for one in found if (value := one.get(objective.key)) is not None]
-        if values and objective.bound < _MOST_GAIN * min(values):
+        if values and objective.bound < 0.5 * min(values):
             raise ConfigError(
                 f"--slo {objective.key}={objective.bound:g} cannot be kept: the shortest request of this work, alone "
                 f"on the machine, takes {min(values):.3g} ms."

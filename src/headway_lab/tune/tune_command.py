@@ -17,12 +17,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headway.config import EngineConfig
-from headway.console.flags import add_flags, count, engine_flags, number
+from headway.console.flags import add_flags, count, engine_flags, number, positive
 from headway.console.output_files import check_writable, print_table, write_json
 from headway.errors import ConfigError
 from headway.front.roles import TOGETHER
 from headway.progress import meter
-from headway_lab.bench.pricing import MOST_PER_HOUR
 from headway_lab.sim.sim_flags import (
     PREDICTORS,
     add_calibration_flag,
@@ -52,8 +51,6 @@ _TRIALS = {GOODPUT: 40, COST: 80}
 _TEMPERATURE = 1.0
 _KV_FORMATS = ("int8", "fp8")
 """KV formats that are searched for the lowest price. int4 changes answers more, so it has to be asked for."""
-_UNIT_RATE = 1.0
-"""Work for the search for the highest rate is drawn at this rate and stretched."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--price-per-hour",
-        type=number(0.0, MOST_PER_HOUR, is_above=True),
+        type=positive,
         action="append",
         default=[],
         metavar="X",
@@ -279,8 +276,10 @@ def _cost(asked: Asked) -> int:
 
 def _rate_of(arguments: argparse.Namespace, work: Sequence[BenchRequest]) -> float:
     """The rate at which the work of a search for the highest rate arrives."""
+    from headway_lab.tune.cost_search import UNIT_RATE
+
     if not arguments.traffic:
-        return _UNIT_RATE
+        return UNIT_RATE
     span_s = max(request.arrival_s for request in work)
     if span_s <= 0:
         raise ConfigError("--objective cost: all requests of the traffic log arrived at once, so they have no rate.")
@@ -341,6 +340,7 @@ def _beyond(space: Space, work: Sequence[BenchRequest], tuned: Tuned, best: Tria
 
 def _work(arguments: argparse.Namespace, calibration: Calibration) -> list[BenchRequest]:
     from headway_lab.sim.setup import with_oracle
+    from headway_lab.tune.cost_search import UNIT_RATE
     from headway_lab.tune.traffic_work import traffic_work
 
     if bool(arguments.traffic) == bool(arguments.workload):
@@ -357,7 +357,7 @@ def _work(arguments: argparse.Namespace, calibration: Calibration) -> list[Bench
         )
     else:
         is_at_any_rate = arguments.objective == COST and arguments.replicas is None
-        rate = _UNIT_RATE if is_at_any_rate else arguments.rate
+        rate = UNIT_RATE if is_at_any_rate else arguments.rate
         work = draw_work(arguments, load_work(arguments), vocab_size=calibration.vocab_size, rate=rate)
     return with_oracle(work) if arguments.length_predictor == "oracle" else work
 

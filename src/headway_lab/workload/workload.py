@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from headway.core.request_options import DEFAULT_OPTIONS, OPTION_NAMES, RequestOptions
 from headway.errors import ConfigError, InvalidRequestError
 from headway_lab.workload.arrivals import Arrivals, AtOnce, check_rate, check_times
-from headway_lab.workload.bench_requests import BenchRequest
+from headway_lab.workload.bench_requests import HIGHEST_TOKEN_ID, BenchRequest
 from headway_lab.workload.content import Content, Draft, Drawing, Lengths, RandomContent
 from headway_lab.workload.input_files import MOST, OptionsTable, is_number
 from headway_lab.workload.lengths import Limits
@@ -30,7 +30,6 @@ DEFAULT_NUM_REQUESTS = 1_000
 """The number of requests if neither the workload nor a file gives one."""
 
 MOST_REQUESTS = 10_000_000
-_ANY_VOCAB_SIZE = 32_000
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class Workload:
         """Draw a request, so that `ConfigError` tells of a bad data file before a model is loaded. Texts need the
         model's tokenizer, and are checked when they are drawn."""
         if not self.needs_tokenizer:
-            self.draw(vocab_size=_ANY_VOCAB_SIZE, num_requests=1)
+            self.draw(vocab_size=HIGHEST_TOKEN_ID + 1, num_requests=1)
 
     @property
     def needs_tokenizer(self) -> bool:
