@@ -29,6 +29,7 @@ from headway_lab.tune.search_space import Space
 from headway_lab.tune.tune_goal import Goal
 from headway_lab.tune.tune_search import SearchLimits, Trial, Tuned, simulate_trial
 from headway_lab.workload.bench_requests import BenchRequest
+from headway_lab.workload.rates import RATES
 
 UNIT_RATE = 1.0
 """The rate at which work is drawn, to be stretched to others."""
@@ -77,9 +78,12 @@ class CostSearch:
         on_simulated: Callable[[int], object] = lambda num_simulated: None,
     ) -> None:
         """`on_simulated` is called with the number of simulations so far, at most that of `limits`."""
+        if len(load.work) < 2:
+            raise ConfigError("The highest load of a single request is not known: take more --requests, at least 100.")
         self._space, self._goal, self._load, self._limits = space, goal, load, limits
         self._on_simulated = on_simulated
         self._capacities: dict[tuple[Any, ...], float] = {}
+        self._known: dict[tuple[Any, ...], Trial | None] = {}  # by options and the number of the rate
         self._first = _GRID.first_share * self._capacity(space.default)
         self._lowest = math.ceil(math.log(_GRID.least_share, _GRID.step))
         self.num_simulated = 0
@@ -180,9 +184,14 @@ class CostSearch:
 
     def _kept(self, options: Mapping[str, Any], place: int) -> Trial | None:
         """The trial at a rate of the grid; `None` if it misses a promise, or if the load is beyond capacity."""
-        trial = self._at(options, self._rate(place))
-        is_kept = trial.score.is_kept and overload(trial.metrics, lambda: self._capacity(options)) is None
-        return trial if is_kept else None
+        key = (*options.values(), place)
+        if key not in self._known:
+            self._known[key] = None
+            if (rate := self._rate(place)) <= RATES.most:
+                trial = self._at(options, rate)
+                is_kept = trial.score.is_kept and overload(trial.metrics, lambda: self._capacity(options)) is None
+                self._known[key] = trial if is_kept else None
+        return self._known[key]
 
     def _at(self, options: Mapping[str, Any], rate: float) -> Trial:
         self.num_simulated += 1

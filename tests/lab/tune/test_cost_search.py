@@ -78,6 +78,17 @@ def test_a_load_beyond_capacity_is_not_kept_however_lax_the_promise() -> None:
     assert trial.rate < 1.1 * one.capacity(one.default, WORK)
 
 
+def test_work_that_never_fills_the_machine_has_an_end() -> None:
+    """The turns of one conversation follow each other, however early the first one comes."""
+    talk = [BenchRequest([1] * 4, 2, after=place - 1 if place else None, think_s=1.0) for place in range(8)]
+    work = [dataclasses.replace(one, arrival_s=0.1 * place) for place, one in enumerate(talk)]
+    one = Space.of(machine(), work, KEPT, price_per_hour=1.0)
+    trial = CostSearch(one, Goal.parse(["p99_ttft_ms=500"]), Load(work, 1.0), SearchLimits(3)).highest(one.default)
+    assert trial is not None and (trial.rate or 0.0) <= 1e6
+    with pytest.raises(ConfigError, match="a single request"):
+        CostSearch(one, Goal(), Load(work[:1], 1.0), SearchLimits(3))
+
+
 def test_the_default_may_keep_the_promises_at_no_load() -> None:
     """With long prompts a step takes too long, unless chunks are short."""
     cost = CostModel.of_terms(decode_constant=0.010, chunk_constant=0.010, tokens_over_0=0.001)

@@ -202,6 +202,28 @@ def test_sim_shows_each_class(
     assert "TTFT target app: 200" in page.read_text()
 
 
+def test_sim_prices_tokens_by_the_time_of_steps(
+    run: Callable[..., Any], files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On two replicas: two devices are paid while the run lasts. One or several cases show it, and so does a page."""
+    page = tmp_path / "r.html"
+    result = run("sim", files, "--replicas", "2", "--price-per-hour", "3.6", "--html", str(page))
+    price = 2 * 3.6 / 3600 * result["duration"]
+    num_in, num_out = result["total_input_tokens"], result["total_output_tokens"]
+    paid = num_in * result["price_per_million_input_tokens"] + num_out * result["price_per_million_output_tokens"]
+    assert paid == pytest.approx(1e6 * price)
+    assert 0.0 < result["prompt_time_share"] < 1.0 and result["price_devices"] == 2
+    assert result["price_per_million_output_tokens_all_in"] == pytest.approx(1e6 * price / num_out)
+    printed = capsys.readouterr().out
+    assert "Price per 1M input tokens:" in printed and "Prices: 2 devices at 3.6 an hour each; prompts took" in printed
+    assert "price per 1M tokens, in / out" in page.read_text()
+    run("sim", files, "--rate", "5,50", "--price-per-hour", "3.6")
+    header, slow, fast = capsys.readouterr().out.splitlines()[2:5]
+    assert header.endswith("price/M in  price/M out")
+    assert float(fast.split()[-1]) < float(slow.split()[-1]), "a device that waits costs as much"
+    assert not [key for key in run("sim", files) if "price" in key]
+
+
 def test_sim_with_several_seeds_shows_intervals(
     run: Callable[..., Any], files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
