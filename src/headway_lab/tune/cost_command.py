@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from headway.console.output_files import print_table, write_json
 from headway.errors import ConfigError
@@ -85,7 +86,14 @@ def _gains(each: Sequence[Searched], searches: Sequence[CostSearch], best: Searc
                 "" if on_first else "misses the targets at any load",
             )
         )
-    return gains_of(best.space, trial, searches[place].highest, COST, more=more)
+    with meter(len(best.space.changes(trial.options)), "What each flag gains", unit="flags") as shown:
+
+        def highest(options: Mapping[str, Any]) -> Trial | None:
+            found = searches[place].highest(options)
+            shown.advance()
+            return found
+
+        return gains_of(best.space, trial, highest, COST, more=more)
 
 
 def _on_first(first: Searched, search: CostSearch, trial: Trial) -> Trial | None:
@@ -101,5 +109,7 @@ def _notes(asked: Asked, best: Searched) -> list[str]:
         *([] if prices is None else [prices.note]),
         "The load is the highest that keeps the targets and is not beyond capacity, to 1%. At a lower load the same "
         "devices cost more for each token; with --replicas the command finds how many a given load needs.",
+        f"The price is that of a run of {len(asked.work):,} requests, at whose end the batch empties. More --requests "
+        "come closer to the lower price of a steady load.",
         *asked.notes(best.space),
     ]

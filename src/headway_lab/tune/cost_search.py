@@ -162,17 +162,18 @@ class CostSearch:
         return self.num_simulated >= self._limits.num_trials
 
     def _challenge(self, options: Mapping[str, Any]) -> bool:
-        """Whether these options take a higher load than the best so far; if so, they are the best. Options that did not
-        are not tried again: the best takes no lower load later."""
+        """Whether these options take a higher load than the best so far, and make more tokens a second of it; if so,
+        they are the best. Options that did not are not tried again: the best takes no lower load later."""
         key = tuple(options.items())
         if key in self._tried:
             return False
         self._tried.add(key)
         above = self._lowest if not self.found else self._place_of(self.found[-1]) + 1
         trial = self.highest(options, above=above)
-        if trial is not None:
-            self.found.append(trial)
-        return trial is not None
+        if trial is None or (self.found and trial.metrics.output_tok_s <= self.found[-1].metrics.output_tok_s):
+            return False
+        self.found.append(trial)
+        return True
 
     def _simplify(self, best: Trial) -> Trial:
         """The best, with each option at its default that does not contribute."""
