@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from headway_lab.charts import Series, bar_chart, line_chart
+from headway_lab.charts.svg import WIDTH
 
-Where = Literal["engine", "simulator", "scheduler"]
+Where = Literal["engine", "simulator", "scheduler", "arithmetic"]
 """engine: the real engine. simulator: the real scheduler, with a cost model for the device. scheduler: the scheduler
-alone, without a model."""
+alone, without a model. arithmetic: computed from published numbers, nothing runs."""
 
 EngineUse = Literal["always", "gpu", "asked", "never"]
 """When a claim runs on the real engine. always: a CPU is enough. gpu: when there is one, and not in a quick run. asked:
@@ -80,13 +81,14 @@ class Chart:
     """Named horizontal dashed lines."""
     caption: str = ""
 
-    def svg(self) -> str:
+    def svg(self, *, width: float = WIDTH) -> str:
+        """The picture, made for this width."""
         if not self.lines:
-            return bar_chart(self.title, y=self.y, bars=self.bars, log_y=self.log_y, notes=self.notes)
+            bars, notes = self.bars, self.notes
+            return bar_chart(self.title, y=self.y, bars=bars, log_y=self.log_y, notes=notes, width=width)
         series = [Series(line.name, line.xs, line.ys) for line in self.lines]
-        return line_chart(
-            self.title, x=self.x, y=self.y, series=series, log_x=self.log_x, log_y=self.log_y, lines=self.levels
-        )
+        logs = {"log_x": self.log_x, "log_y": self.log_y}
+        return line_chart(self.title, x=self.x, y=self.y, series=series, lines=self.levels, width=width, **logs)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

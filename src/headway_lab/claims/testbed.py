@@ -97,6 +97,16 @@ class Testbed(Protocol):
         ...
 
     @property
+    def machine(self) -> str:
+        """The machine alone."""
+        ...
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether that machine is a GPU, real or simulated."""
+        ...
+
+    @property
     def trust(self) -> str:
         """A short text on how large the errors of its numbers may be; empty if they are measured."""
         ...
@@ -154,7 +164,15 @@ class EngineTestbed:
     @property
     def description(self) -> str:
         plan = self._model.plan
-        return f"engine: {self._name} on {device_name(plan.device)}, {plan.dtype}, KV {plan.kv_dtype}"
+        return f"engine: {self._name} on {self.machine}, {plan.dtype}, KV {plan.kv_dtype}"
+
+    @property
+    def machine(self) -> str:
+        return device_name(self._model.plan.device)
+
+    @property
+    def is_gpu(self) -> bool:
+        return not self.is_cpu
 
     @property
     def trust(self) -> str:
@@ -272,10 +290,22 @@ class SimulatedTestbed:
         return cls(Calibration.find(SHIPPED if path is None else path))
 
     @property
+    def calibration(self) -> Calibration:
+        """The simulated machine, for claims that simulate more than one engine."""
+        return self._first
+
+    @property
     def description(self) -> str:
         calibration = self._first
-        machine = f"{calibration.model or 'a model'} on {calibration.device_name or calibration.device}"
-        return f"simulator: {machine}; {self.trust}"
+        return f"simulator: {calibration.model or 'a model'} on {self.machine}; {self.trust}"
+
+    @property
+    def machine(self) -> str:
+        return self._first.device_name or self._first.device
+
+    @property
+    def is_gpu(self) -> bool:
+        return self._first.device_kind == "cuda"
 
     @property
     def trust(self) -> str:

@@ -94,13 +94,13 @@ def speed_note(check: Check) -> str:
     )
 
 
-def checks_markdown(calibration: Calibration, checks: Sequence[Check]) -> str:
-    """A page for docs/results."""
-    lines = ["# Simulated against measured", ""]
+def checks_markdown(calibration: Calibration, checks: Sequence[Check], *, name: str = "") -> str:
+    """A page for docs/results; `name`: that of the engine's variant, if there are several."""
+    lines = [f"# Simulated against measured{f': {name}' if name else ''}", ""]
     lines += [f"* {name}: {value}" for name, value in calibration_facts(calibration).items()]
-    lines += ["", "The cost model on steps that it was not fitted to:", "", *_markdown(fit_rows(calibration))]
+    lines += ["", "The cost model on steps that it was not fitted to:", "", *markdown_table(fit_rows(calibration))]
     for check in checks:
-        lines += ["", f"## {check_title(check)}", "", *_markdown(error_table(check)), "", speed_note(check)]
+        lines += ["", f"## {check_title(check)}", "", *markdown_table(error_table(check)), "", speed_note(check)]
     return "\n".join(lines) + "\n"
 
 
@@ -185,7 +185,8 @@ def trust_notes(calibration: Calibration) -> list[str]:
     return notes
 
 
-def _markdown(table: Table) -> list[str]:
+def markdown_table(table: Table) -> list[str]:
+    """The lines of a table in Markdown."""
     titles, rows = table
     line = ["---", *["---:"] * (len(titles) - 1)]
     return [f"| {' | '.join(cells)} |" for cells in (titles, line, *rows)]

@@ -10,6 +10,7 @@ from headway_lab.claims.scenarios.batching_eras import ERAS, KV_WASTE, PAGING
 from headway_lab.claims.scenarios.batching_load import BATCH_SIZE, ORCA, QUEUE_DEPTH, SPECULATION
 from headway_lab.claims.scenarios.chunked_prefill import CHUNKED_PREFILL, SARATHI_CAPACITY
 from headway_lab.claims.scenarios.kv_memory import KV_QUANTISATION, PREEMPTION_TAIL, PREFIX_SHARING
+from headway_lab.claims.scenarios.operating import COST, RESERVED_KV, TUNING
 from headway_lab.claims.scenarios.scheduling_policies import LEARNED_RANKING, MAGNUS, SLO_TAIL
 
 CLAIMS: dict[str, Claim] = {
@@ -30,6 +31,9 @@ CLAIMS: dict[str, Claim] = {
         MAGNUS,
         SLO_TAIL,
         KV_QUANTISATION,
+        RESERVED_KV,
+        TUNING,
+        COST,
     )
 }
 
