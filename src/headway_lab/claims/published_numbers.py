@@ -18,7 +18,8 @@ NUMBERS: Sequence[PublishedNumber] = (
         "Anyscale (2023), OPT-13B on an A100; guides that followed",
         (Reading("eras", "continuous, paged, chunked", "to static", label="prompts of 512", low=3, high=8),),
         why={
-            Verdict.CONFIRMED: "The typical ratios are those of scheduling and paging with equal kernels. 23× has a slower program as its base, or lengths that are spread much more (29).",
+            Verdict.CONFIRMED: "The typical ratios are those of scheduling and paging with equal kernels. 23× has a "
+            "slower program as its base, or lengths that are spread much more (29).",
             Verdict.LESS: "Both sides have the same kernels here, and the batch has room for few requests.",
         },
     ),

@@ -161,7 +161,7 @@ def calibrate(
     """Measure the engine for about `seconds` by its clock. It must be idle and warm. `model` is its name, for
     people."""
     measured = measure_waves(engine, seconds=seconds, seed=seed, temperature=temperature, progress=progress, now=now)
-    cost, drafting = _fit_cost(measured)
+    cost, drafting = _fit_cost(measured, has_draft_model=engine.config.scheduler.speculation == "draft")
     drafting = dataclasses.replace(drafting, acceptance=acceptance_of(*guess_counts(engine)))
     return Calibration.of_engine(engine, cost, _fit_host(measured), drafting=drafting, model=model)
 
@@ -174,7 +174,7 @@ class MeasuredWave:
     reference_s: float
 
 
-def _fit_cost(measured: Sequence[MeasuredWave]) -> tuple[CostModel, Drafting]:
+def _fit_cost(measured: Sequence[MeasuredWave], *, has_draft_model: bool) -> tuple[CostModel, Drafting]:
     """Fit a cost model to all steps, scaled as if the machine had always had its mean speed; and what guesses add to
     steps, if there were some. The cost model is then fitted again, to steps from which the guesses' part is taken."""
     usual_s = _usual(measured)
@@ -187,7 +187,8 @@ def _fit_cost(measured: Sequence[MeasuredWave]) -> tuple[CostModel, Drafting]:
     if not drafted:
         return CostModel.fit(plain, spread_of=spread_of), Drafting()
     cost = CostModel.fit(plain if len(plain) >= len(drafted) else [(one.work, seconds) for one, seconds in steps])
-    drafting = Drafting.fit([DraftedStep(*one.drafts, seconds - cost.seconds(one.work)) for one, seconds in drafted])
+    left = [DraftedStep(*one.drafts, seconds - cost.seconds(one.work)) for one, seconds in drafted]
+    drafting = Drafting.fit(left, has_model=has_draft_model)
     without = [(one.work, max(seconds - drafting.of_drafts(*one.drafts), 0.1 * seconds)) for one, seconds in drafted]
     return CostModel.fit([*plain, *without], spread_of=spread_of or None), drafting
 

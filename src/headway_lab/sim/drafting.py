@@ -1,21 +1,23 @@
 """What guesses add to a step, beside the rows that verify them, and how often they are right.
 
-A guess that is verified is a row of the step, and the cost model has rows. What it does not have is the making of
-guesses: a draft model computes them one after the other, so a step with guesses waits for as many passes of that model
-as its longest guess has tokens, and each pass computes a token of each request that guesses.
+A guess that is verified is a row of the step, and the cost model has rows. It lacks two things. A guess is a row of a
+request that is in the step anyway, so it may cost less than a row of another request, or more. And a draft model
+computes guesses one after the other, so a step waits for as many passes of that model as its longest guess has tokens.
 
-    seconds = pass × longest guess + token × guessed tokens
+    seconds = pass × longest guess + token × guessed tokens         pass: of a draft model only; token: may be negative
 
 Both are fitted to what is left of measured steps with guesses when the cost model has had its part.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headway.core import SchedulerOutput
 
@@ -60,21 +62,16 @@ class Drafting:
         return Drafting(self.acceptance, factor * self.pass_s, factor * self.token_s)
 
     @staticmethod
-    def fit(steps: Sequence[DraftedStep], *, acceptance: float = 0.0) -> Drafting:
-        """Fit to measured steps. Guesses of steps too few for a fit are free."""
+    def fit(steps: Sequence[DraftedStep], *, has_model: bool) -> Drafting:
+        """Fit to measured steps. Guesses of steps too few for a fit are nothing but rows."""
         if len(steps) < 8:
-            return Drafting(acceptance)
-        from headway_lab.sim.cost_model import non_negative_least_squares
-
-        terms = np.array([[step.longest, step.num_tokens] for step in steps], dtype=np.float64)
+            return Drafting()
+        terms = np.array([[step.longest if has_model else 0, step.num_tokens] for step in steps], dtype=np.float64)
         left_s = np.array([step.left_s for step in steps])
-        weights = np.ones(len(steps))
-        pass_s = token_s = 0.0
-        for _ in range(10):  # absolute deviations, so that a few slow steps do not bend the line
-            pass_s, token_s = non_negative_least_squares(terms * weights[:, None], left_s * weights)
-            deviations = np.abs(left_s - terms @ np.array([pass_s, token_s]))
-            weights = 1.0 / np.sqrt(np.maximum(deviations, 0.05 * float(np.median(np.abs(left_s))) + 1e-9))
-        return Drafting(acceptance, float(pass_s), float(token_s))
+        found = _least_deviations(terms, left_s)
+        if found[0] < 0.0:
+            found = _least_deviations(terms * np.array([0.0, 1.0]), left_s)
+        return Drafting(pass_s=float(found[0]), token_s=float(found[1]))
 
     def as_json(self) -> dict[str, float]:
         return asdict(self)
@@ -83,9 +80,21 @@ class Drafting:
     def from_json(document: dict[str, Any]) -> Drafting:
         """Read what `as_json` made; `ValueError` or `TypeError` for anything else."""
         drafting = Drafting(**{name: float(value) for name, value in document.items()})
-        if min(asdict(drafting).values()) < 0.0 or drafting.acceptance > 1.0:
-            raise ValueError("what guesses cost is negative, or more than all of them are right")
+        if not all(map(math.isfinite, asdict(drafting).values())) or drafting.pass_s < 0.0:
+            raise ValueError("what guesses cost is no number of seconds")
+        if not 0.0 <= drafting.acceptance <= 1.0:
+            raise ValueError(f"{drafting.acceptance} of the guesses are right, which is no share")
         return drafting
+
+
+def _least_deviations(terms: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
+    """x with the least sum of |terms x - target|, so that a few slow steps do not bend the line."""
+    least = 0.05 * float(np.median(np.abs(target))) + 1e-9
+    weights = np.ones(len(target))
+    for _ in range(10):
+        found = np.linalg.lstsq(terms * weights[:, None], target * weights, rcond=None)[0]
+        weights = 1.0 / np.sqrt(np.maximum(np.abs(target - terms @ found), least))
+    return np.asarray(found)
 
 
 def acceptance_of(num_drafts: int, num_tokens: int, num_right: int) -> float:

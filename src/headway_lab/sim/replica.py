@@ -56,7 +56,11 @@ def _spread(step_s: StepTime, quantiles: tuple[float, ...], rng: random.Random) 
 
 
 def _with_drafts(step_s: StepTime, drafting: Drafting) -> StepTime:
-    return lambda output: step_s(output) + drafting.seconds(output)
+    def drafted_s(output: SchedulerOutput) -> float:
+        plain_s = step_s(output)
+        return max(plain_s + drafting.seconds(output), 0.3 * plain_s)  # a fitted line has no bound
+
+    return drafted_s
 
 
 def _with_ranks(step_s: StepTime, machine: Machine) -> StepTime:
