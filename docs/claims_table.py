@@ -12,14 +12,18 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from written_part import WrittenPart
+
 from headway_lab.claims.claim_results import JSON_NAME, Results
 from headway_lab.claims.numbers_table import answers, best_rows, numbers_markdown, verdict_counts
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "docs" / "results"
-BEGIN = "<!-- claims: written by docs/claims_table.py from docs/results/*/claims.json -->"
-END = "<!-- end of claims -->"
+PART = WrittenPart(
+    page=ROOT / "docs" / "benchmarks.md",
+    begin="<!-- claims: written by docs/claims_table.py from docs/results/*/claims.json -->",
+    end="<!-- end of claims -->",
+)
 
 
 def table() -> str:
@@ -27,26 +31,8 @@ def table() -> str:
     rows = best_rows([Results.load(file.parent) for file in sorted(RESULTS.glob(f"*/{JSON_NAME}"))])
     counts = verdict_counts(answers(rows))
     told = ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items())
-    return f"{sum(counts.values())} numbers: {told}.\n\n{numbers_markdown(rows)}"
-
-
-def rewritten(page: str) -> str:
-    """The page with the table as it has to be."""
-    before, found_begin, rest = page.partition(BEGIN)
-    _, found_end, after = rest.partition(END)
-    if not found_begin or not found_end:
-        raise ValueError(f"{PAGE.name} lacks '{BEGIN}' or '{END}'")
-    return f"{before}{BEGIN}\n\n{table()}\n{END}{after}"
-
-
-def main() -> int:
-    page = PAGE.read_text(encoding="utf-8")
-    current = rewritten(page)
-    if "--check" in sys.argv[1:]:
-        return int(current != page)
-    PAGE.write_text(current, encoding="utf-8")
-    return 0
+    return f"{sum(counts.values())} numbers: {told}.\n\n{numbers_markdown(rows).rstrip()}"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(PART.main(table()))
