@@ -19,7 +19,7 @@ from typing import Any, Literal
 from headway.errors import ConfigError
 from headway_lab.bench.environment import versions
 from headway_lab.claims.claim import Chart, Outcome
-from headway_lab.claims.context import Bar, Claim, Context, no_bar
+from headway_lab.claims.context import Bar, Claim, Context, Infeasible, no_bar
 from headway_lab.claims.scenarios import CLAIMS
 from headway_lab.claims.testbed import EngineTestbed, Load, SimulatedTestbed, Testbed
 
@@ -250,8 +250,17 @@ class Session:
         self._shared: dict[Any, Any] = {}
 
     def measure(self, claim: Claim) -> list[Row]:
-        """Measure one claim, where it was asked for or else where it is measured best."""
-        return [self._measure(claim, testbed) for testbed in self._testbeds(claim)]
+        """Measure one claim, where it was asked for or else where it is measured best. A claim that the engine cannot
+        measure is simulated, unless only the engine was asked for; then there is no row."""
+        testbeds, rows = self._testbeds(claim), []
+        for testbed in testbeds:
+            try:
+                rows.append(self._measure(claim, testbed))
+            except Infeasible as reason:
+                self.say(f"{claim.id}: not measured on the {testbed.where}: {reason}")
+                if self.on == "auto" and testbed.where == "engine":
+                    rows.append(self._measure(claim, self._simulated_testbed()))
+        return rows
 
     def _measure(self, claim: Claim, testbed: Testbed) -> Row:
         context = Context(

@@ -106,6 +106,22 @@ def applications(context: Context, count: int) -> Drawn:
     return Drawn(work, text)
 
 
+def spread_answers(context: Context, count: int) -> Drawn:
+    """Answers of 10 to 500 tokens with a mean near 100, to prompts with a mean of 256."""
+    part = context.divisor
+    low, high = max(1, 10 // part), 500 // part
+    lengths = {
+        "input": {"kind": "lognormal", "mean": 256 / part, "sigma": 0.8, "cap": 1536 // part},
+        "output": {"kind": "exponential", "mean": 100 / part, "cap": high},
+        "limits": {"min_output": low},
+    }
+    text = (
+        f"{count} prompts of lognormal length (mean {256 // part}, sigma 0.8), answers of {low} to {high} tokens, mean "
+        f"near {100 // part}"
+    )
+    return _draw(context, count, lengths, text)
+
+
 def sharegpt(context: Context, count: int) -> Drawn:
     """The chat lengths of the Sarathi-Serve paper: in P50 1730, P90 5696; out P50 415, P90 834; 8,192 together."""
     limits = {"max_total": 8192}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -233,6 +235,25 @@ class EngineTestbed:
         """Free the model."""
         self._model.shutdown()
 
+    def engine(self, **options: Any) -> LLMEngine:
+        """The engine with a scheduler with these options, for what is no work of fixed lengths. It is that of the
+        testbed: use it before the next run."""
+        return self._model.reschedule(**options)
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Free the GPU's memory for something else, and load the model again afterwards. On a CPU both have room."""
+        if self.is_cpu:
+            yield
+            return
+        self._model.shutdown()
+        _free_cached_memory()
+        try:
+            yield
+        finally:
+            _free_cached_memory()
+            self._model = _loaded(self._load())
+
     def _part(self, kv_tokens: int | None, max_model_len: int | None) -> dict[str, int]:
         """The memory and the longest request as options, at most as large as the engine's."""
         plan = self._model.plan
@@ -248,6 +269,14 @@ def _loaded(engine: LLMEngine) -> LoadedModel:
     from headway.engine.loaded_model import LoadedModel
 
     return LoadedModel(engine)
+
+
+def _free_cached_memory() -> None:
+    """Give memory that torch keeps for later back to the device."""
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 class _Watch:

@@ -10,13 +10,19 @@ from headway_lab.claims.scenarios.batching_eras import ERAS, KV_WASTE, PAGING
 from headway_lab.claims.scenarios.batching_load import BATCH_SIZE, ORCA, QUEUE_DEPTH, SPECULATION
 from headway_lab.claims.scenarios.chunked_prefill import CHUNKED_PREFILL, SARATHI_CAPACITY
 from headway_lab.claims.scenarios.kv_memory import KV_QUANTISATION, PREEMPTION_TAIL, PREFIX_SHARING
+from headway_lab.claims.scenarios.naive_loop import NAIVE_LOOP
 from headway_lab.claims.scenarios.operating import COST, RESERVED_KV, TUNING
+from headway_lab.claims.scenarios.padding import PADDING
+from headway_lab.claims.scenarios.sampling_spread import SAMPLING_SPREAD
 from headway_lab.claims.scenarios.scheduling_policies import LEARNED_RANKING, MAGNUS, SLO_TAIL
 
 CLAIMS: dict[str, Claim] = {
     claim.id: claim
     for claim in (
         ERAS,
+        PADDING,
+        NAIVE_LOOP,
+        SAMPLING_SPREAD,
         ORCA,
         KV_WASTE,
         PAGING,
