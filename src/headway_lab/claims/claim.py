@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from headway_lab.charts import Series, bar_chart, line_chart
 
-Where = Literal["engine", "simulator", "scheduler"]
+Where = Literal["engine", "simulator", "scheduler", "recorded"]
 """engine: the real engine. simulator: the real scheduler, with a cost model for the device. scheduler: the scheduler
-alone, without a model."""
+alone, without a model. recorded: measured on an engine before, and kept with its date and commit."""
 
 EngineUse = Literal["always", "gpu", "asked", "never"]
 """When a claim runs on the real engine. always: a CPU is enough. gpu: when there is one, and not in a quick run. asked:
@@ -113,3 +113,5 @@ class Outcome:
     chart: Chart
     numbers: Numbers = field(default_factory=dict)
     """Everything that was measured, side by side."""
+    place: str = ""
+    """Where it was measured, if not on the testbed."""

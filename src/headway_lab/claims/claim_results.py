@@ -59,7 +59,7 @@ class Row:
     def command(self) -> str:
         """The command that gives this row again."""
         quick = " --quick" if self.is_quick else ""
-        on = "" if self.outcome.where == "scheduler" else f" --on {self.outcome.where}"
+        on = {"scheduler": "", "recorded": " --on simulator"}.get(self.outcome.where, f" --on {self.outcome.where}")
         return f"headway claims {self.claim.id}{quick}{on} {self.flags}".rstrip()
 
     @property
@@ -316,11 +316,10 @@ class Session:
         )
         started = time.perf_counter()
         outcome = claim.measure(context)
-        on = testbed.description if outcome.where != "scheduler" else "the scheduler alone, on this host"
         return Row(
             claim,
             outcome,
-            on,
+            outcome.place or testbed.description,
             self.is_quick,
             time.perf_counter() - started,
             date.today().isoformat(),
