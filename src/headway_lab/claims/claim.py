@@ -10,9 +10,10 @@ from typing import Any, Literal
 from headway_lab.charts import Series, bar_chart, line_chart
 from headway_lab.charts.svg import WIDTH
 
-Where = Literal["engine", "simulator", "scheduler", "arithmetic"]
+Where = Literal["engine", "simulator", "scheduler", "recorded", "arithmetic"]
 """engine: the real engine. simulator: the real scheduler, with a cost model for the device. scheduler: the scheduler
-alone, without a model. arithmetic: computed from published numbers, nothing runs."""
+alone, without a model. recorded: measured on an engine before, and kept with its date and commit. arithmetic: computed
+from published numbers, nothing runs."""
 
 EngineUse = Literal["always", "gpu", "asked", "never"]
 """When a claim runs on the real engine. always: a CPU is enough. gpu: when there is one, and not in a quick run. asked:
@@ -115,3 +116,5 @@ class Outcome:
     chart: Chart
     numbers: Numbers = field(default_factory=dict)
     """Everything that was measured, side by side."""
+    place: str = ""
+    """Where it was measured, if not on the testbed."""

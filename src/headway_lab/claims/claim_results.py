@@ -60,7 +60,9 @@ class Row:
     def command(self) -> str:
         """The command that gives this row again."""
         quick = " --quick" if self.is_quick else ""
-        on = f" --on {self.outcome.where}" if self.outcome.where in ("engine", "simulator") else ""
+        on = {"scheduler": "", "arithmetic": "", "recorded": " --on simulator"}.get(
+            self.outcome.where, f" --on {self.outcome.where}"
+        )
         return f"headway claims {self.claim.id}{quick}{on} {self.flags}".rstrip()
 
     @property
@@ -273,12 +275,11 @@ class Session:
         )
         started = time.perf_counter()
         outcome = claim.measure(context)
-        elsewhere = {"scheduler": "the scheduler alone, on this host", "arithmetic": "no machine"}
-        is_elsewhere = outcome.where in elsewhere
+        is_elsewhere = outcome.where in ("scheduler", "arithmetic")
         return Row(
             claim,
             outcome,
-            elsewhere.get(outcome.where, testbed.description),
+            outcome.place or testbed.description,
             self.is_quick,
             time.perf_counter() - started,
             date.today().isoformat(),

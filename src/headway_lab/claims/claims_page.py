@@ -146,6 +146,7 @@ def _where(row: Row) -> str:
         "engine": f"measured on {row.machine or 'an engine'}",
         "simulator": f"simulated, {row.machine}, {row.trust}",
         "scheduler": "the scheduler alone",
+        "recorded": f"recorded: {row.place}",
         "arithmetic": "arithmetic",
     }
     return places[row.outcome.where] + (", quick run" if row.is_quick else "")

@@ -119,7 +119,7 @@ def spread_answers(context: Context, count: int) -> Drawn:
         f"{count} prompts of lognormal length (mean {256 // part}, sigma 0.8), answers of {low} to {high} tokens, mean "
         f"near {100 // part}"
     )
-    return _draw(context, count, lengths, text)
+    return draw(context, count, lengths, text)
 
 
 def sharegpt(context: Context, count: int) -> Drawn:

@@ -150,8 +150,9 @@ class Testbed(Protocol):
         cache. The KV memory and the longest request can be made smaller."""
         ...
 
-    def use_kv_dtype(self, kv_dtype: str | None) -> None:
-        """Keep keys and values in this format from now on; `None`: the format at the start."""
+    def use(self, **options: Any) -> None:
+        """Serve with these options from now on, in place of those of the last call: what cannot change once a model is
+        loaded. Without options it is as at the start."""
         ...
 
 
@@ -162,6 +163,7 @@ class EngineTestbed:
         self._load = load
         self._name = name
         self._model = _loaded(load())
+        self._options: dict[str, Any] = {}
 
     @property
     def description(self) -> str:
@@ -226,10 +228,12 @@ class EngineTestbed:
             raise RuntimeError(f"{done.num_lost} requests did not get their tokens; the measurement is void")
         return Run(done.timelines, done.duration_s, watch.waste, watch.num_running)
 
-    def use_kv_dtype(self, kv_dtype: str | None) -> None:
-        """Load the model again, since memory was laid out for the other format."""
-        self._model.shutdown()
-        self._model = _loaded(self._load(**({} if kv_dtype is None else {"kv_cache_dtype": kv_dtype})))
+    def use(self, **options: Any) -> None:
+        """Load the model again if these are other options."""
+        if options != self._options:
+            self._model.shutdown()
+            self._model = _loaded(self._load(**options))
+            self._options = options
 
     def close(self) -> None:
         """Free the model."""
@@ -386,21 +390,29 @@ class SimulatedTestbed:
         done = simulate(work, machine, setup.scheduler, setup.cache, progress=progress)
         return Run(done.timelines, done.duration_s, done.waste, done.num_running)
 
-    def use_kv_dtype(self, kv_dtype: str | None) -> None:
-        """Adjust what is known without measuring: a token takes fewer bytes, so more tokens fit, and reading one takes
-        less time."""
-        if kv_dtype is None:
-            self._calibration = self._first
-            return
-        if kv_dtype not in _KV_BYTES:
-            raise ConfigError(f"KV format '{kv_dtype}' cannot be simulated; known are {', '.join(_KV_BYTES)}.")
-        share, first = _KV_BYTES[kv_dtype], self._first
-        self._calibration = dataclasses.replace(
-            first,
-            cost=_with_context_share(first.cost, share),
-            num_blocks=int(first.num_blocks / share),
-            bytes_per_block=round(first.bytes_per_block * share),
-        )
+    def use(self, **options: Any) -> None:
+        """Adjust what is known without measuring. A KV format: a token takes fewer bytes, so more tokens fit, and
+        reading one takes less time. A longest request: the cost model is continued to it."""
+        unknown = sorted(options.keys() - {"kv_cache_dtype", "max_model_len", "speculation"})
+        if unknown:
+            raise ConfigError(f"What '{unknown[0]}' changes cannot be simulated; run the claim with --on engine.")
+        self._calibration = self._first
+        if (longest := options.get("max_model_len")) is not None:
+            self._calibration = dataclasses.replace(self._calibration, max_model_len=longest)
+        if (kv_dtype := options.get("kv_cache_dtype")) is not None:
+            self._calibration = _with_kv_dtype(self._calibration, kv_dtype)
+
+
+def _with_kv_dtype(calibration: Calibration, kv_dtype: str) -> Calibration:
+    if kv_dtype not in _KV_BYTES:
+        raise ConfigError(f"KV format '{kv_dtype}' cannot be simulated; known are {', '.join(_KV_BYTES)}.")
+    share = _KV_BYTES[kv_dtype]
+    return dataclasses.replace(
+        calibration,
+        cost=_with_context_share(calibration.cost, share),
+        num_blocks=int(calibration.num_blocks / share),
+        bytes_per_block=round(calibration.bytes_per_block * share),
+    )
 
 
 def _with_context_share(cost: CostModel, share: float) -> CostModel:

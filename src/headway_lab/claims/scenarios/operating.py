@@ -91,6 +91,7 @@ def measure_reserved_kv(context: Context) -> Outcome:
             }
             for name, size in reserved.items()
         },
+        place="no machine",
     )
 
 
