@@ -50,6 +50,8 @@ class Reading:
     low: float = math.nan
     high: float = math.nan
     """The published range; not compared if both are missing."""
+    tolerance: float = 0.1
+    """By what share of a bound a value may miss it."""
     is_fall: bool = False
     """Whether more of the effect is a smaller value, as of −34%."""
 
@@ -76,12 +78,12 @@ class Reading:
         return f"{self.label}: {number}" if self.label else number
 
     def verdict(self, value: float) -> Verdict | None:
-        """Whether the value is within the published range, or within a tenth of it; `None` without a range."""
+        """Whether the value is within the published range, or nearly so; `None` without a range."""
         low = -math.inf if math.isnan(self.low) else self.low
         high = math.inf if math.isnan(self.high) else self.high
         if math.isinf(low) and math.isinf(high):
             return None
-        if low - 0.1 * _size(low) <= value <= high + 0.1 * _size(high):
+        if low - self.tolerance * _size(low) <= value <= high + self.tolerance * _size(high):
             return Verdict.CONFIRMED
         return Verdict.MORE if (value < low) == self.is_fall else Verdict.LESS
 
