@@ -88,8 +88,16 @@ class Chart:
             bars, notes = self.bars, self.notes
             return bar_chart(self.title, y=self.y, bars=bars, log_y=self.log_y, notes=notes, width=width)
         series = [Series(line.name, line.xs, line.ys) for line in self.lines]
-        logs = {"log_x": self.log_x, "log_y": self.log_y}
-        return line_chart(self.title, x=self.x, y=self.y, series=series, lines=self.levels, width=width, **logs)
+        return line_chart(
+            self.title,
+            x=self.x,
+            y=self.y,
+            series=series,
+            log_x=self.log_x,
+            log_y=self.log_y,
+            lines=self.levels,
+            width=width,
+        )
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

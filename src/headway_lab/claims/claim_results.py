@@ -161,9 +161,9 @@ class Results:
 
 
 def _plain(value: Any) -> Any:
-    """The value, or `None` for a number that is not finite, which JSON cannot write."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
+    """The value, with six digits of its numbers, or `None` for a number that is not finite, which JSON cannot write."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
