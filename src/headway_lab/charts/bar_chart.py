@@ -89,7 +89,7 @@ def _row(rows: _Rows, place: int, name: str, value: float, note: str, scale: Sca
     end = scale.position(value)
     told = svg.hover("\n".join(part for part in (f"{name}: {number_text(value)}", note) if part))
     if rows.is_stacked:
-        label = svg.text(name, rows.left, middle - _ROW / 2, class_="hw-halo")
+        label = svg.text(name, rows.left + 5, middle - _ROW / 2, class_="hw-halo")
     else:
         label = svg.text(_shortened(name), rows.left - 8, middle + 4, text_anchor="end")
     if end is None:

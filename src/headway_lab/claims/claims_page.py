@@ -96,8 +96,9 @@ def _add_answer(page: Page, answer: Answer, shown: dict[str, str]) -> None:
     number = answer.published
     title = f"{number.number}. {number.claim}"
     with page.card(title, anchor=_anchor(answer), badge=_badge(answer)):
+        is_arithmetic = any(row.outcome.where == "arithmetic" for row in answer.rows)
         ours = {
-            "Ours, measured": "; ".join(answer.texts(is_simulated=False)),
+            "Ours, computed" if is_arithmetic else "Ours, measured": "; ".join(answer.texts(is_simulated=False)),
             "Ours, simulated": "; ".join(answer.texts(is_simulated=True)),
         }
         page.texts({"Published": number.published, **{name: text for name, text in ours.items() if text}})
