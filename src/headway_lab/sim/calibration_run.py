@@ -176,25 +176,20 @@ class MeasuredWave:
 
 def _fit_cost(measured: Sequence[MeasuredWave], *, has_draft_model: bool) -> tuple[CostModel, Drafting]:
     """Fit a cost model to all steps, scaled as if the machine had always had its mean speed; and what guesses add to
-    steps, if there were some. The cost model is then fitted again, to steps from which the guesses' part is taken."""
+    steps, if there were some, which is taken from them before."""
     usual_s = _usual(measured)
-    steps = [(sample, sample.duration_s * usual_s / wave.reference_s) for wave in measured for sample in wave.samples]
-    spread_of = [
-        (sample.work, sample.duration_s) for wave in measured for sample in wave.samples if not _guesses(sample)
+    steps = [
+        DraftedStep(sample.work, sample.duration_s * usual_s / wave.reference_s, *sample.drafts)
+        for wave in measured
+        for sample in wave.samples
     ]
-    plain = [(sample.work, seconds) for sample, seconds in steps if not _guesses(sample)]
-    drafted = [(sample, seconds) for sample, seconds in steps if _guesses(sample)]
-    if not drafted:
-        return CostModel.fit(plain, spread_of=spread_of), Drafting()
-    cost = CostModel.fit(plain if len(plain) >= len(drafted) else [(one.work, seconds) for one, seconds in steps])
-    left = [DraftedStep(*one.drafts, seconds - cost.seconds(one.work)) for one, seconds in drafted]
-    drafting = Drafting.fit(left, has_model=has_draft_model)
-    without = [(one.work, max(seconds - drafting.of_drafts(*one.drafts), 0.1 * seconds)) for one, seconds in drafted]
-    return CostModel.fit([*plain, *without], spread_of=spread_of or None), drafting
-
-
-def _guesses(sample: StepSample) -> bool:
-    return sample.drafts[1] > 0
+    drafting = Drafting.fit(steps, has_model=has_draft_model)
+    rows = [
+        (step.work, max(step.seconds - drafting.of_drafts(step.longest, step.num_tokens), 0.1 * step.seconds))
+        for step in steps
+    ]
+    plain = [(sample.work, sample.duration_s) for wave in measured for sample in wave.samples if not sample.drafts[1]]
+    return CostModel.fit(rows, spread_of=plain or None), drafting
 
 
 def _fit_host(measured: Sequence[MeasuredWave]) -> HostTime:

@@ -6,7 +6,7 @@ computes guesses one after the other, so a step waits for as many passes of that
 
     seconds = pass × longest guess + token × guessed tokens         pass: of a draft model only; token: may be negative
 
-Both are fitted to what is left of measured steps with guesses when the cost model has had its part.
+Both are fitted to measured steps together with the terms of the cost model.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headway.core import SchedulerOutput
+from headway.core.step_work import StepWork
+from headway_lab.sim.cost_model import fit_beside
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
 
 
 class DraftedStep(NamedTuple):
-    """A measured step with guesses."""
+    """A measured step, with or without guesses."""
 
+    work: StepWork
+    seconds: float
     longest: int
     """Tokens of its longest guess."""
     num_tokens: int
     """Guessed tokens of all its requests."""
-    left_s: float
-    """Seconds that it took beyond what the cost model expects of its rows."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +64,14 @@ class Drafting:
 
     @staticmethod
     def fit(steps: Sequence[DraftedStep], *, has_model: bool) -> Drafting:
-        """Fit to measured steps. Guesses of steps too few for a fit are nothing but rows."""
-        if len(steps) < 8:
+        """Fit to measured steps, together with what the cost model has. Guesses of steps too few for a fit are nothing
+        but rows."""
+        if sum(step.num_tokens > 0 for step in steps) < 8:
             return Drafting()
-        terms = np.array([[step.longest if has_model else 0, step.num_tokens] for step in steps], dtype=np.float64)
-        left_s = np.array([step.left_s for step in steps])
-        found = _least_deviations(terms, left_s)
-        if found[0] < 0.0:
-            found = _least_deviations(terms * np.array([0.0, 1.0]), left_s)
-        return Drafting(pass_s=float(found[0]), token_s=float(found[1]))
+        # No term is negative, so there is one for what a token costs more than a row, and one for what it costs less.
+        terms = np.array([[step.longest * has_model, step.num_tokens, -step.num_tokens] for step in steps])
+        found = fit_beside([(step.work, step.seconds) for step in steps], terms.astype(np.float64))
+        return Drafting(pass_s=found[0], token_s=found[1] - found[2])
 
     def as_json(self) -> dict[str, float]:
         return asdict(self)
@@ -85,16 +85,6 @@ class Drafting:
         if not 0.0 <= drafting.acceptance <= 1.0:
             raise ValueError(f"{drafting.acceptance} of the guesses are right, which is no share")
         return drafting
-
-
-def _least_deviations(terms: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    """x with the least sum of |terms x - target|, so that a few slow steps do not bend the line."""
-    least = 0.05 * float(np.median(np.abs(target))) + 1e-9
-    weights = np.ones(len(target))
-    for _ in range(10):
-        found = np.linalg.lstsq(terms * weights[:, None], target * weights, rcond=None)[0]
-        weights = 1.0 / np.sqrt(np.maximum(np.abs(target - terms @ found), least))
-    return np.asarray(found)
 
 
 def acceptance_of(num_drafts: int, num_tokens: int, num_right: int) -> float:
