@@ -58,6 +58,11 @@ class Drafting:
         """Seconds that guesses of `num_tokens` tokens together add."""
         return self.pass_s * longest + self.token_s * num_tokens
 
+    def __str__(self) -> str:
+        each = f"{1e3 * self.token_s:+.3f} ms for each beside its row"
+        passes = f"{1e3 * self.pass_s:.2f} ms for a pass of the draft model, " if self.pass_s else ""
+        return f"{100 * self.acceptance:.0f}% right, {passes}{each}".replace("-", "−")
+
     def scaled(self, factor: float) -> Drafting:
         """A machine on which everything takes `factor` times as long."""
         return Drafting(self.acceptance, factor * self.pass_s, factor * self.token_s)

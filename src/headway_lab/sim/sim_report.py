@@ -9,6 +9,7 @@ from typing import Any
 from headway.core.step_work import StepWork
 from headway_lab.bench.timelines import percentile
 from headway_lab.sim.calibration import Calibration, Machine
+from headway_lab.sim.drafting import Drafting
 from headway_lab.sim.sim_accuracy import Check, percent_text
 from headway_lab.sim.simulate import Simulation
 from headway_lab.sim.step_timing import WINDOW_S
@@ -38,6 +39,8 @@ def calibration_facts(calibration: Calibration) -> dict[str, str]:
         f"{1e6 * (host.before_row_s + host.after_row_s):.0f} µs more for each request",
         "examples": "; ".join(f"{name} {1e3 * calibration.cost.seconds(work):.1f} ms" for name, work in _EXAMPLES),
     }
+    if calibration.drafting != Drafting():
+        facts["guesses"] = str(calibration.drafting)
     if calibration.num_host_slots:
         rate = calibration.bytes_per_block / calibration.restore_block_s / 1e9 if calibration.restore_block_s else 0.0
         facts["host cache"] = f"{calibration.num_host_slots:,} blocks, {rate:.1f} GB/s back"

@@ -15,6 +15,7 @@ from headway_lab.bench.online_metrics import OnlineMetrics
 from headway_lab.sim import simulate
 from headway_lab.sim.drafting import DraftedStep, Drafting, acceptance_of
 from headway_lab.sim.sim_accuracy import Check, error_rows
+from headway_lab.sim.sim_report import calibration_facts
 from headway_lab.sim.sim_variants import Variant, errors_table, file_of, parse_variants
 from headway_lab.sim.simulate import Simulation
 from headway_lab.workload.bench_requests import BenchRequest
@@ -63,6 +64,14 @@ def test_the_acceptance_is_that_of_each_guess_and_not_of_all(chance: float, long
         num_right += right
     assert acceptance_of(4000, 4000 * longest, num_right) == pytest.approx(chance, abs=0.02)
     assert acceptance_of(0, 0, 0) == 0.0
+
+
+def test_what_guesses_cost_is_among_the_facts_of_a_machine() -> None:
+    assert "guesses" not in calibration_facts(calibration())
+    found = calibration(drafting=Drafting(0.8, 1.1e-3, -2e-5))
+    assert calibration_facts(found)["guesses"] == (
+        "80% right, 1.10 ms for a pass of the draft model, −0.020 ms for each beside its row"
+    )
 
 
 @pytest.mark.parametrize("wrong", [{"pass_s": -1.0}, {"token_s": float("inf")}, {"acceptance": 1.5}])
