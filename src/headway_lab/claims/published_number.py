@@ -74,7 +74,7 @@ class Reading:
         elif self.unit == "%":
             number = percent(value / 100, signed=bool(self.base))
         else:
-            number = f"{value:,.3g} {self.unit}"
+            number = f"{value:,.0f} {self.unit}" if value >= 1000 else f"{value:.3g} {self.unit}"
         return f"{self.label}: {number}" if self.label else number
 
     def verdict(self, value: float) -> Verdict | None:

@@ -94,7 +94,7 @@ def plain_step_s(work: StepWork) -> float:
 
 
 class Run(NamedTuple):
-    """An engine on a virtual clock, and the load of the check."""
+    """An engine on a virtual clock, and the load of the check; with an infinite one all requests come at once."""
 
     load: float
     max_in_flight: int = 1
@@ -105,6 +105,7 @@ class Run(NamedTuple):
 RUNS = {
     "one after the other": Run(0.9),
     "overlapping": Run(0.5, max_in_flight=2),
+    "a backlog": Run(math.inf),
     "made-up guesses": Run(0.9, options={"speculation": "ngram", "spec_synthetic_acceptance": 2.5}),
     "a draft model": Run(0.7, options={"speculation": "draft", "draft_model": "small"}, acceptance=0.8),
 }
@@ -146,10 +147,10 @@ def checked(run: Run) -> Check:
         for _ in range(200)
     ]
     work = [BenchRequest([rng.randint(0, 999) for _ in range(num_in)], num_out) for num_in, num_out in lengths]
-    rate = run.load * rate_at_once(engine, found, work)
+    rate = None if math.isinf(run.load) else run.load * rate_at_once(engine, found, work)
     arrival_s = 0.0
     for place, request in enumerate(work):
-        arrival_s += rng.expovariate(rate)
+        arrival_s += rng.expovariate(rate) if rate is not None else 0.0
         work[place] = dataclasses.replace(request, arrival_s=arrival_s)
     return check(
         engine,
