@@ -120,7 +120,7 @@ def test_the_command_measures_merges_and_writes(tmp_path: Path, capsys: pytest.C
     rows = json.loads((tmp_path / "results" / "claims.json").read_text())["rows"]
     assert [row["claim"]["id"] for row in rows] == ["prefix-sharing", "kv-quantisation"]
     assert all(row["outcome"]["where"] == "simulator" and row["trust"] for row in rows)
-    assert (tmp_path / "results" / "claims.html").read_text().count("<svg") == 2
+    assert (tmp_path / "results" / "claims.html").read_text().count("<figure>") == 2
     assert "prefix-sharing" in (tmp_path / "results" / "claims.md").read_text()
 
 
