@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from headway_lab.charts import Series, bar_chart, line_chart
+from headway_lab.charts import HeatMap, Series, bar_chart, heat_map, line_chart
 
 Where = Literal["engine", "simulator", "scheduler"]
 """engine: the real engine. simulator: the real scheduler, with a cost model for the device. scheduler: the scheduler
@@ -64,7 +64,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Bars, or lines if there are any."""
+    """Bars; or lines, if there are any; or a heat map."""
 
     title: str
     y: str
@@ -79,8 +79,12 @@ class Chart:
     levels: Mapping[str, float] = field(default_factory=dict)
     """Named horizontal dashed lines."""
     caption: str = ""
+    heat: HeatMap | None = None
+    """Grids of cells; `y` is then the title of their scale."""
 
     def svg(self) -> str:
+        if self.heat is not None:
+            return heat_map(self.title, y=self.y, heat=self.heat)
         if not self.lines:
             return bar_chart(self.title, y=self.y, bars=self.bars, log_y=self.log_y, notes=self.notes)
         series = [Series(line.name, line.xs, line.ys) for line in self.lines]
@@ -93,7 +97,12 @@ class Chart:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Chart:
-        return Chart(**{**document, "lines": tuple(Line(**line) for line in document["lines"])})
+        heat = document.get("heat")
+        parts = {
+            "lines": tuple(Line(**line) for line in document["lines"]),
+            "heat": None if heat is None else HeatMap.from_json(heat),
+        }
+        return Chart(**{**document, **parts})
 
 
 @dataclass(frozen=True)

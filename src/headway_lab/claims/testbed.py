@@ -18,6 +18,7 @@ from headway_lab.bench.replay import check_room, replay
 from headway_lab.bench.timelines import RequestTimeline
 from headway_lab.claims.claim import Where
 from headway_lab.sim import Calibration, CostModel, simulate
+from headway_lab.sim.calibration_run import DEFAULT_SECONDS, calibrate
 from headway_lab.sim.cost_model import TERMS
 from headway_lab.sim.setup import check_work, set_up
 from headway_lab.workload.bench_requests import BenchRequest, Work, highest_token_id
@@ -142,6 +143,10 @@ class Testbed(Protocol):
         """Keep keys and values in this format from now on; `None`: the format at the start."""
         ...
 
+    def simulated(self) -> SimulatedTestbed:
+        """A simulator of this machine, calibrated now if it is a real one."""
+        ...
+
 
 class EngineTestbed:
     where: Where = "engine"
@@ -210,6 +215,10 @@ class EngineTestbed:
         """Load the model again, since memory was laid out for the other format."""
         self._model.shutdown()
         self._model = _loaded(self._load(**({} if kv_dtype is None else {"kv_cache_dtype": kv_dtype})))
+
+    def simulated(self) -> SimulatedTestbed:
+        """Calibrate the engine, with the model as it is loaded."""
+        return SimulatedTestbed(calibrate(self._model.reschedule(), model=self._name, seconds=DEFAULT_SECONDS))
 
     def close(self) -> None:
         """Free the model."""
@@ -342,6 +351,9 @@ class SimulatedTestbed:
             num_blocks=int(first.num_blocks / share),
             bytes_per_block=round(first.bytes_per_block * share),
         )
+
+    def simulated(self) -> SimulatedTestbed:
+        return self
 
 
 def _with_context_share(cost: CostModel, share: float) -> CostModel:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from headway.errors import ConfigError
+from headway_lab.charts import HeatGrid, HeatMap
+from headway_lab.claims.claim import Chart
 from headway_lab.claims.claim_results import HEADERS, JSON_NAME, Results, as_markdown, as_page
 from headway_lab.claims.scenarios import CLAIMS, find_claims
 from tests.lab.claims.small import row
@@ -34,6 +37,17 @@ def test_measuring_again_replaces_that_row_only(tmp_path: Path) -> None:
     document["rows"][0]["claim"]["id"] = "gone"
     (tmp_path / JSON_NAME).write_text(json.dumps(document))
     assert Results.load(tmp_path).rows == [], "a claim that is gone is left out"
+
+
+def test_a_heat_map_is_kept_with_its_row(tmp_path: Path) -> None:
+    grid = HeatGrid("throughput", "batch", "spread", ("8",), ("1", "10"), ((1.0,), (2.5,)))
+    chart = Chart("t", "y", heat=HeatMap((grid,), (1.5,), "×"))
+    first = row("gain-map")
+    results = Results()
+    results.put(dataclasses.replace(first, outcome=dataclasses.replace(first.outcome, chart=chart)))
+    (again,) = saved(results, tmp_path).rows
+    assert again.outcome.chart == chart
+    assert "2.5×" in as_page(saved(results, tmp_path)).render()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"kind": "headway claims", "format": 99}', '{"kind": "other"}'])
@@ -74,7 +88,7 @@ def test_what_was_measured_and_what_was_simulated_stand_in_one_row() -> None:
 
 def test_claims_are_found_by_name_in_the_order_of_the_table() -> None:
     assert [claim.id for claim in find_claims(["orca", "eras"])] == ["eras", "orca"]
-    assert len(find_claims([])) == len(CLAIMS) == 15
+    assert len(find_claims([])) == len(CLAIMS) == 19
     with pytest.raises(ConfigError, match="no claim 'preemption-tial'. Did you mean 'preemption-tail'?"):
         find_claims(["preemption-tial"])
 

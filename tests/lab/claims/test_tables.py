@@ -15,7 +15,7 @@ import pytest
 from headway_lab.claims.context import Context
 from headway_lab.claims.scenarios import CLAIMS
 from headway_lab.claims.testbed import SimulatedTestbed
-from tests.lab.claims.figures import STALE
+from tests.lab.claims.figures import STALE, TIMED
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 QUICK, FULL = RESULTS / "cpu-quick" / "claims.md", RESULTS / "h200" / "claims.md"
@@ -24,7 +24,7 @@ CHEAP = [
     (QUICK, "kv-quantisation"),
     *((table, name) for table in (QUICK, FULL) for name in ("prefix-sharing", "batch-size")),
 ]
-ALL = [(table, name) for table in (QUICK, FULL) for name in CLAIMS if name != "queue-depth"]
+ALL = [(table, name) for table in (QUICK, FULL) for name in CLAIMS if name not in TIMED]
 
 
 def context_of(table: Path) -> Context:
