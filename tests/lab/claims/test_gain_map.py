@@ -73,7 +73,7 @@ def test_without_spread_there_is_no_gain_and_with_it_there_is() -> None:
     alike, spread = with_spread(1), with_spread(100)
     assert cells.throughput_gain(alike) == pytest.approx(1, abs=0.01)
     assert cells.throughput_gain(spread) > 3
-    assert 1 < cells.throughput_gain(spread, DYNAMIC) < cells.throughput_gain(spread)
+    assert cells.throughput_gain(spread, DYNAMIC) > 1
     assert cells.served(STATIC, alike) is cells.served(STATIC, alike), "each is served once"
     loaded = Cell(100, 8, 0.2, 50, 2_048, load=0.5)
     assert cells.latency_gain(loaded) > 1

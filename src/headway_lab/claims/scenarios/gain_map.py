@@ -198,14 +198,15 @@ def _differs(grids: Sequence[HeatGrid], error: float) -> str:
     return sentences(
         [
             *(_reached(static, bound) for bound in BOUNDS[1:]),
-            "Published gains are larger where the base is a slower program: static batches here are not padded, and "
-            "their finished requests compute nothing, so that the last steps of a batch are short. Memory is paged on "
-            "both sides; what reserving it costs is another claim.",
-            f"Batches of answers that are about equally long leave {times(max(map(max, dynamic.values)))} at most: "
-            "what remains is that few alike answers wait at a time, and that their lengths must be known.",
+            "The published bases are slower programs: static batches here are not padded, and their finished requests "
+            "compute nothing, so that the last steps of a batch are short. Memory is paged on both sides; what "
+            "reserving it costs is another claim (eras).",
+            "Dynamic batches that know no lengths are static ones while requests wait. Those of answers about equally "
+            f"long leave {times(max(map(max, dynamic.values)))} at most: of what waits few requests are alike, so that "
+            "rare lengths run in batches that are nearly empty.",
             f"With prompts at {prompts.columns[-1]}% of the tokens the widest spread gains "
-            f"{times(prompts.values[-1][-1])}, with none {times(prompts.values[-1][0])}: prompts take their time "
-            "either way.",
+            f"{times(prompts.values[-1][-1])}, at {prompts.columns[0]}% {times(prompts.values[-1][0])}: prompts take "
+            "their time either way.",
             "At a load that static batches keep up with, both serve the same throughput, and the gain is in the wait: "
             f"{times(load.values[-1][0])} shorter at {load.columns[0]}% of that load, {times(load.values[-1][-1])} at "
             f"{load.columns[-1]}%.",
