@@ -81,14 +81,15 @@ def dashes(index: int) -> str:
     return ("none", "6 4", "2 3")[index // NUM_COLOURS % 3]
 
 
-def document(title: str, width: float, height: float, *content: str) -> str:
-    """The whole picture. It is as wide as the element that contains it."""
+def document(title: str, width: float, height: float, *content: str, class_: str = "") -> str:
+    """The whole picture. It is as wide as the element that contains it, unless the style of a further class says
+    otherwise."""
     return tag(
         "svg",
         tag("style", _STYLE),
         *content,
         xmlns="http://www.w3.org/2000/svg",
-        class_="hw-chart",
+        class_=f"hw-chart {class_}".rstrip(),
         viewBox=f"0 0 {_value(width)} {_value(height)}",
         role="img",
         aria_label=title,

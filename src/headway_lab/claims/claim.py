@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from headway_lab.charts import Series, bar_chart, line_chart
+from headway_lab.charts import HeatMap, Series, bar_chart, heat_map, line_chart
 from headway_lab.charts.svg import WIDTH
 
 Where = Literal["engine", "simulator", "scheduler", "recorded", "arithmetic"]
@@ -66,7 +66,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Bars, or lines if there are any."""
+    """Bars; or lines, if there are any; or a heat map."""
 
     title: str
     y: str
@@ -81,9 +81,13 @@ class Chart:
     levels: Mapping[str, float] = field(default_factory=dict)
     """Named horizontal dashed lines."""
     caption: str = ""
+    heat: HeatMap | None = None
+    """Grids of cells; `y` is then the title of their scale."""
 
     def svg(self, *, width: float = WIDTH) -> str:
         """The picture, made for this width."""
+        if self.heat is not None:
+            return heat_map(self.title, y=self.y, heat=self.heat)
         if not self.lines:
             bars, notes = self.bars, self.notes
             return bar_chart(self.title, y=self.y, bars=bars, log_y=self.log_y, notes=notes, width=width)
@@ -104,7 +108,12 @@ class Chart:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Chart:
-        return Chart(**{**document, "lines": tuple(Line(**line) for line in document["lines"])})
+        heat = document.get("heat")
+        parts = {
+            "lines": tuple(Line(**line) for line in document["lines"]),
+            "heat": None if heat is None else HeatMap.from_json(heat),
+        }
+        return Chart(**{**document, **parts})
 
 
 @dataclass(frozen=True)

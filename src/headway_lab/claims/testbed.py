@@ -20,6 +20,7 @@ from headway_lab.bench.replay import check_room, replay
 from headway_lab.bench.timelines import RequestTimeline
 from headway_lab.claims.claim import Where
 from headway_lab.sim import Calibration, CostModel, simulate
+from headway_lab.sim.calibration_run import DEFAULT_SECONDS, calibrate
 from headway_lab.sim.cost_model import TERMS
 from headway_lab.sim.setup import check_work, set_up
 from headway_lab.workload.bench_requests import BenchRequest, Work, highest_token_id
@@ -155,6 +156,10 @@ class Testbed(Protocol):
         loaded. Without options it is as at the start."""
         ...
 
+    def simulated(self) -> SimulatedTestbed:
+        """A simulator of this machine, calibrated now if it is a real one."""
+        ...
+
 
 class EngineTestbed:
     where: Where = "engine"
@@ -234,6 +239,10 @@ class EngineTestbed:
             self._model.shutdown()
             self._model = _loaded(self._load(**options))
             self._options = options
+
+    def simulated(self) -> SimulatedTestbed:
+        """Calibrate the engine, with the model as it is loaded."""
+        return SimulatedTestbed(calibrate(self._model.reschedule(), model=self._name, seconds=DEFAULT_SECONDS))
 
     def close(self) -> None:
         """Free the model."""
@@ -413,6 +422,9 @@ def _with_kv_dtype(calibration: Calibration, kv_dtype: str) -> Calibration:
         num_blocks=int(calibration.num_blocks / share),
         bytes_per_block=round(calibration.bytes_per_block * share),
     )
+
+    def simulated(self) -> SimulatedTestbed:
+        return self
 
 
 def _with_context_share(cost: CostModel, share: float) -> CostModel:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from headway.errors import ConfigError
+from headway_lab.charts import HeatGrid, HeatMap
+from headway_lab.claims.claim import Chart
 from headway_lab.claims.claim_results import HEADERS, JSON_NAME, Results, as_markdown
 from headway_lab.claims.claims_page import claims_page
 from headway_lab.claims.scenarios import CLAIMS, find_claims
@@ -35,6 +38,17 @@ def test_measuring_again_replaces_that_row_only(tmp_path: Path) -> None:
     document["rows"][0]["claim"]["id"] = "gone"
     (tmp_path / JSON_NAME).write_text(json.dumps(document))
     assert Results.load(tmp_path).rows == [], "a claim that is gone is left out"
+
+
+def test_a_heat_map_is_kept_with_its_row(tmp_path: Path) -> None:
+    grid = HeatGrid("throughput", "batch", "spread", ("8",), ("1", "10"), ((1.0,), (2.5,)))
+    chart = Chart("t", "y", heat=HeatMap((grid,), (1.5,), "×"))
+    first = row("gain-map")
+    results = Results()
+    results.put(dataclasses.replace(first, outcome=dataclasses.replace(first.outcome, chart=chart)))
+    (again,) = saved(results, tmp_path).rows
+    assert again.outcome.chart == chart
+    assert "2.5×" in claims_page(saved(results, tmp_path).rows).render()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"kind": "headway claims", "format": 99}', '{"kind": "other"}'])

@@ -16,7 +16,7 @@ from headway_lab.claims.claim_results import Results, as_markdown
 from headway_lab.claims.context import Context
 from headway_lab.claims.scenarios import CLAIMS
 from headway_lab.claims.testbed import SimulatedTestbed
-from tests.lab.claims.figures import STALE
+from tests.lab.claims.figures import STALE, TIMED
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 QUICK, FULL = RESULTS / "cpu-quick" / "claims.md", RESULTS / "h200" / "claims.md"
@@ -25,7 +25,7 @@ CHEAP = [
     (QUICK, "kv-quantisation"),
     *((table, name) for table in (QUICK, FULL) for name in ("prefix-sharing", "batch-size")),
 ]
-ALL = [(table, name) for table in (QUICK, FULL) for name in CLAIMS if name not in ("queue-depth", "reserved-kv")]
+ALL = [(table, name) for table in (QUICK, FULL) for name in CLAIMS if name not in {*TIMED, "reserved-kv"}]
 
 
 def context_of(table: Path) -> Context:
