@@ -179,16 +179,15 @@ def _fit_cost(measured: Sequence[MeasuredWave], *, has_draft_model: bool) -> tup
     steps, if there were some, which is taken from them before."""
     usual_s = _usual(measured)
     steps = [
-        DraftedStep(sample.work, sample.duration_s * usual_s / wave.reference_s, *sample.drafts)
+        DraftedStep(sample.work, sample.duration_s * usual_s / wave.reference_s, sample.drafts)
         for wave in measured
         for sample in wave.samples
     ]
     drafting = Drafting.fit(steps, has_model=has_draft_model)
-    rows = [
-        (step.work, max(step.seconds - drafting.of_drafts(step.longest, step.num_tokens), 0.1 * step.seconds))
-        for step in steps
+    rows = [(step.work, max(step.seconds - drafting.seconds(step.drafts), 0.1 * step.seconds)) for step in steps]
+    plain = [
+        (sample.work, sample.duration_s) for wave in measured for sample in wave.samples if not sample.drafts.num_tokens
     ]
-    plain = [(sample.work, sample.duration_s) for wave in measured for sample in wave.samples if not sample.drafts[1]]
     return CostModel.fit(rows, spread_of=plain or None), drafting
 
 

@@ -6,7 +6,8 @@ computes guesses one after the other, so a step waits for as many passes of that
 
     seconds = pass × longest guess + token × guessed tokens         pass: of a draft model only; token: may be negative
 
-Both are fitted to measured steps together with the terms of the cost model.
+What a token costs differs between steps that only decode and those with chunks, as it does for rows. All are fitted to
+measured steps together with the terms of the cost model.
 """
 
 from __future__ import annotations
@@ -26,15 +27,36 @@ if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
 
 
+class Drafts(NamedTuple):
+    """The guesses of a step."""
+
+    longest: int = 0
+    """Tokens of the longest guess."""
+    num_tokens: int = 0
+    """Guessed tokens of all requests."""
+    has_chunks: bool = False
+    """Whether the step also computes chunks of prompts."""
+
+    @staticmethod
+    def of(output: SchedulerOutput) -> Drafts:
+        """The guesses of a planned step."""
+        num_rows = len(output.scheduled)
+        if output.num_scheduled_tokens == num_rows:  # nearly always
+            return NO_DRAFTS
+        counts = [len(share.drafts) for share in output.scheduled]
+        num_tokens = sum(counts)
+        return Drafts(max(counts, default=0), num_tokens, output.num_scheduled_tokens > num_rows + num_tokens)
+
+
+NO_DRAFTS = Drafts()
+
+
 class DraftedStep(NamedTuple):
     """A measured step, with or without guesses."""
 
     work: StepWork
     seconds: float
-    longest: int
-    """Tokens of its longest guess."""
-    num_tokens: int
-    """Guessed tokens of all its requests."""
+    drafts: Drafts
 
 
 @dataclass(frozen=True)
@@ -44,39 +66,42 @@ class Drafting:
     acceptance: float = 0.0
     pass_s: float = 0.0
     token_s: float = 0.0
+    chunked_token_s: float = 0.0
+    """In steps with chunks."""
 
     @property
     def is_free(self) -> bool:
         """Whether guesses add nothing but rows."""
-        return not self.pass_s and not self.token_s
+        return not (self.pass_s or self.token_s or self.chunked_token_s)
 
-    def seconds(self, output: SchedulerOutput) -> float:
-        """Seconds that the guesses of a planned step add."""
-        return self.of_drafts(*drafts_of(output))
-
-    def of_drafts(self, longest: int, num_tokens: int) -> float:
-        """Seconds that guesses of `num_tokens` tokens together add."""
-        return self.pass_s * longest + self.token_s * num_tokens
+    def seconds(self, drafts: Drafts) -> float:
+        """Seconds that the guesses of a step add."""
+        token_s = self.chunked_token_s if drafts.has_chunks else self.token_s
+        return self.pass_s * drafts.longest + token_s * drafts.num_tokens
 
     def __str__(self) -> str:
-        each = f"{1e3 * self.token_s:+.3f} ms for each beside its row"
+        each = f"{1e3 * self.token_s:+.3f} ms for each beside its row, {1e3 * self.chunked_token_s:+.3f} beside chunks"
         passes = f"{1e3 * self.pass_s:.2f} ms for a pass of the draft model, " if self.pass_s else ""
         return f"{100 * self.acceptance:.0f}% right, {passes}{each}".replace("-", "−")
 
     def scaled(self, factor: float) -> Drafting:
         """A machine on which everything takes `factor` times as long."""
-        return Drafting(self.acceptance, factor * self.pass_s, factor * self.token_s)
+        times = {name: factor * getattr(self, name) for name in ("pass_s", "token_s", "chunked_token_s")}
+        return Drafting(self.acceptance, **times)
 
     @staticmethod
     def fit(steps: Sequence[DraftedStep], *, has_model: bool) -> Drafting:
         """Fit to measured steps, together with what the cost model has. Guesses of steps too few for a fit are nothing
         but rows."""
-        if sum(step.num_tokens > 0 for step in steps) < 8:
+        if sum(step.drafts.num_tokens > 0 for step in steps) < 8:
             return Drafting()
         # No term is negative, so there is one for what a token costs more than a row, and one for what it costs less.
-        terms = np.array([[step.longest * has_model, step.num_tokens, -step.num_tokens] for step in steps])
-        found = fit_beside([(step.work, step.seconds) for step in steps], terms.astype(np.float64))
-        return Drafting(pass_s=found[0], token_s=found[1] - found[2])
+        columns = []
+        for _, _, (longest, num_tokens, has_chunks) in steps:
+            plain, chunked = (0, num_tokens) if has_chunks else (num_tokens, 0)
+            columns.append([longest * has_model, plain, -plain, chunked, -chunked])
+        found = fit_beside([(step.work, step.seconds) for step in steps], np.array(columns, dtype=np.float64))
+        return Drafting(pass_s=found[0], token_s=found[1] - found[2], chunked_token_s=found[3] - found[4])
 
     def as_json(self) -> dict[str, float]:
         return asdict(self)
@@ -114,11 +139,3 @@ def guess_counts(engine: LLMEngine) -> tuple[int, int, int]:
         return 0, 0, 0
     stats = speculation.stats
     return stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens
-
-
-def drafts_of(output: SchedulerOutput) -> tuple[int, int]:
-    """(tokens of the longest guess, guessed tokens) of a planned step."""
-    if output.num_scheduled_tokens == len(output.scheduled):  # nearly always
-        return 0, 0
-    counts = [len(share.drafts) for share in output.scheduled]
-    return max(counts, default=0), sum(counts)

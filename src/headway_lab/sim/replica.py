@@ -15,7 +15,7 @@ from headway.engine.engine_core import CoreStep, EngineCore
 from headway.executor.simulated import Arrivals, SimulatedExecutor, SimulatedTransfers, StepTime, VirtualClock
 from headway.settings import CacheSettings, SchedulerSettings
 from headway_lab.sim.calibration import Machine
-from headway_lab.sim.drafting import Drafting
+from headway_lab.sim.drafting import Drafting, Drafts
 
 if TYPE_CHECKING:
     pass
@@ -58,7 +58,7 @@ def _spread(step_s: StepTime, quantiles: tuple[float, ...], rng: random.Random) 
 def _with_drafts(step_s: StepTime, drafting: Drafting) -> StepTime:
     def drafted_s(output: SchedulerOutput) -> float:
         plain_s = step_s(output)
-        return max(plain_s + drafting.seconds(output), 0.3 * plain_s)  # a fitted line has no bound
+        return max(plain_s + drafting.seconds(Drafts.of(output)), 0.3 * plain_s)  # a fitted line has no bound
 
     return drafted_s
 

@@ -198,7 +198,7 @@ def check(
     calibration, answers = _with_guesses(engine, calibration, result.answers, before)
     speed = SpeedProfile.of(calibration.cost, samples, started_s=started_s, drafting=calibration.drafting)
     simulated = _simulated(engine, calibration, work, seed, answers=answers)
-    plain = [(sample.work, sample.duration_s) for sample in samples if not sample.drafts[1]]
+    plain = [(sample.work, sample.duration_s) for sample in samples if not sample.drafts.num_tokens]
     return Check(
         name=name,
         num_requests=len(work),

@@ -25,7 +25,7 @@ from headway.core.kv.moves import BlockMoves
 from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from headway.core.step_work import StepWork
 from headway_lab.sim.cost_model import CostModel
-from headway_lab.sim.drafting import Drafting, drafts_of
+from headway_lab.sim.drafting import NO_DRAFTS, Drafting, Drafts
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
@@ -48,8 +48,7 @@ class StepSample:
     """The host's, where the engine was busy with the step before until then."""
     at_s: float
     """When the step's tokens were out, by the meter's clock."""
-    drafts: tuple[int, int] = (0, 0)
-    """Tokens of its longest guess, and of all guesses that it verified."""
+    drafts: Drafts = NO_DRAFTS
 
 
 class StepMeter:
@@ -73,7 +72,7 @@ class StepMeter:
                 before_s = max(now_s - last_s - executor.waited_s - after_s, 0.0)
             output = report.snapshot.output
             device_s = executor.device_s if executor.device_s is not None else report.duration_s
-            sample = StepSample(StepWork.of(output), device_s, before_s, after_s, now_s, drafts_of(output))
+            sample = StepSample(StepWork.of(output), device_s, before_s, after_s, now_s, Drafts.of(output))
             self.samples.append(sample)
         self._returned_s = now_s if self._engine.has_unfinished_requests() else None
         return step
@@ -183,7 +182,7 @@ class SpeedProfile:
         for sample in samples:
             window = max(int((sample.at_s - started_s - 0.5 * sample.duration_s) / WINDOW_S), 0)
             measured_s, expected_s = sums.get(window, (0.0, 0.0))
-            step_s = cost.seconds(sample.work) + drafting.of_drafts(*sample.drafts)
+            step_s = cost.seconds(sample.work) + drafting.seconds(sample.drafts)
             sums[window] = (measured_s + sample.duration_s, expected_s + step_s)
         overall = _ratio(sum(m for m, _ in sums.values()), sum(e for _, e in sums.values()))
         factors: list[float] = []

@@ -13,7 +13,7 @@ from headway.core.step_work import StepWork
 from headway.errors import ConfigError
 from headway_lab.bench.online_metrics import OnlineMetrics
 from headway_lab.sim import simulate
-from headway_lab.sim.drafting import DraftedStep, Drafting, acceptance_of
+from headway_lab.sim.drafting import DraftedStep, Drafting, Drafts, acceptance_of
 from headway_lab.sim.sim_accuracy import Check, error_rows
 from headway_lab.sim.sim_report import calibration_facts
 from headway_lab.sim.sim_variants import Variant, errors_table, file_of, parse_variants
@@ -29,10 +29,12 @@ def steps_of(pass_s: float, token_s: float) -> list[DraftedStep]:
     for place in range(300):
         longest, num_requests = rng.randint(0, 8), rng.randint(1, 30)
         num_tokens = longest * rng.randint(1, num_requests)
-        num_rows = num_requests + num_tokens
-        seconds = 0.01 + 1e-4 * num_rows + pass_s * longest + token_s * num_tokens
-        work = StepWork(num_rows, num_rows, num_rows, 0)
-        steps.append(DraftedStep(work, seconds * (10 if place % 40 == 0 else 1), longest, num_tokens))
+        num_rows, num_chunks = num_requests + num_tokens, place % 2
+        num_new = num_rows + 500 * num_chunks
+        seconds = 0.01 + 1e-4 * num_new + pass_s * longest + (0.5 if num_chunks else 1.0) * token_s * num_tokens
+        work = StepWork(num_new, num_rows, num_rows, 0, num_chunks)
+        drafts = Drafts(longest, num_tokens, bool(num_chunks))
+        steps.append(DraftedStep(work, seconds * (10 if place % 40 == 0 else 1), drafts))
     return steps
 
 
@@ -44,7 +46,10 @@ def test_the_fit_finds_what_guesses_cost_beside_rows(pass_s: float, token_s: flo
     found = Drafting.fit(steps, has_model=has_model)
     assert found.pass_s == pytest.approx(pass_s, rel=0.05, abs=2e-5)
     assert found.token_s == pytest.approx(token_s, rel=0.1, abs=2e-6)
-    few = [step for step in steps if not step.num_tokens] + [step for step in steps if step.num_tokens][:7]
+    assert found.chunked_token_s == pytest.approx(0.5 * token_s, rel=0.1, abs=2e-6)
+    few = [step for step in steps if not step.drafts.num_tokens] + [step for step in steps if step.drafts.num_tokens][
+        :7
+    ]
     assert Drafting.fit(few, has_model=has_model) == Drafting()
 
 
@@ -70,13 +75,13 @@ def test_what_guesses_cost_is_among_the_facts_of_a_machine() -> None:
     assert "guesses" not in calibration_facts(calibration())
     found = calibration(drafting=Drafting(0.8, 1.1e-3, -2e-5))
     assert calibration_facts(found)["guesses"] == (
-        "80% right, 1.10 ms for a pass of the draft model, −0.020 ms for each beside its row"
+        "80% right, 1.10 ms for a pass of the draft model, −0.020 ms for each beside its row, +0.000 beside chunks"
     )
 
 
 @pytest.mark.parametrize("wrong", [{"pass_s": -1.0}, {"token_s": float("inf")}, {"acceptance": 1.5}])
 def test_a_file_with_impossible_guesses_is_refused(wrong: dict[str, Any]) -> None:
-    assert Drafting.from_json(Drafting(0.5, 1e-3, -1e-4).as_json()) == Drafting(0.5, 1e-3, -1e-4)
+    assert Drafting.from_json(Drafting(0.5, 1e-3, -1e-4, 1e-5).as_json()) == Drafting(0.5, 1e-3, -1e-4, 1e-5)
     with pytest.raises(ValueError):
         Drafting.from_json(wrong)
 
