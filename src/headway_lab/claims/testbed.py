@@ -411,6 +411,9 @@ class SimulatedTestbed:
         if (kv_dtype := options.get("kv_cache_dtype")) is not None:
             self._calibration = _with_kv_dtype(self._calibration, kv_dtype)
 
+    def simulated(self) -> SimulatedTestbed:
+        return self
+
 
 def _with_kv_dtype(calibration: Calibration, kv_dtype: str) -> Calibration:
     if kv_dtype not in _KV_BYTES:
@@ -422,9 +425,6 @@ def _with_kv_dtype(calibration: Calibration, kv_dtype: str) -> Calibration:
         num_blocks=int(calibration.num_blocks / share),
         bytes_per_block=round(calibration.bytes_per_block * share),
     )
-
-    def simulated(self) -> SimulatedTestbed:
-        return self
 
 
 def _with_context_share(cost: CostModel, share: float) -> CostModel:

@@ -196,13 +196,19 @@ TUNING = Claim(
 
 # ---- the cost of traffic --------------------------------------------------------------------------------------------
 
+
+@dataclass(frozen=True)
+class _CostSetup:
+    num_replicas: int = 4
+
+
+_SETUP = _CostSetup()
 _PLAIN, _CACHED, _ROUTED = "no cache", "cached, any replica", "cached, routed to its prefix"
 _FLEETS = {
     _PLAIN: {"enable_prefix_caching": False, "router": "round-robin"},
     _CACHED: {"enable_prefix_caching": True, "router": "round-robin"},
     _ROUTED: {"enable_prefix_caching": True, "router": "prefix-aware"},
 }
-_NUM_REPLICAS = 4
 
 
 def measure_cost(context: Context) -> Outcome:
@@ -219,8 +225,8 @@ def measure_cost(context: Context) -> Outcome:
         ours=f"GPU time for the same traffic {percent(saved[_CACHED], signed=True)} with a prefix cache, "
         f"{percent(saved[_ROUTED], signed=True)} with routing to it; {times(traffic)} the traffic of static batching "
         "per GPU",
-        workload=f"{len(drawn.work):,} requests, {drawn.text}; all at once, {_NUM_REPLICAS} replicas; traffic per GPU: "
-        f"{eras.workload}",
+        workload=f"{len(drawn.work):,} requests, {drawn.text}; all at once, {_SETUP.num_replicas} replicas; traffic "
+        f"per GPU: {eras.workload}",
         differs=sentences(
             [
                 f"A prompt token that is found in a cache costs nothing: {percent(runs[_CACHED].hit_share)} are found "
@@ -263,13 +269,13 @@ class _FleetRun:
 def _fleet_run(context: Context, name: str, drawn: Drawn, options: dict[str, Any]) -> _FleetRun:
     engine = {key: value for key, value in options.items() if key != "router"}
     setup = set_up(_calibration(context), engine)
-    context.say(f"{name}: {len(drawn.work):,} requests on {_NUM_REPLICAS} replicas")
+    context.say(f"{name}: {len(drawn.work):,} requests on {_SETUP.num_replicas} replicas")
     done: Simulation = simulate(
         drawn.at_once(),
         setup.machine,
         setup.scheduler,
         setup.cache,
-        num_replicas=_NUM_REPLICAS,
+        num_replicas=_SETUP.num_replicas,
         router=options["router"],
     )
     num_prompt_tokens = sum(one.num_prompt_tokens for one in drawn.work)
