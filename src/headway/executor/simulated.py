@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from headway.core.kv.moves import BlockMoves
-from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, SchedulerOutput
+from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, ScheduledRequest, SchedulerOutput
 from headway.transfer.block_store import BlockTransfers, NoSlots, Transferred
 
 StepTime = Callable[[SchedulerOutput], float]
@@ -49,7 +49,8 @@ def _no_time(num_rows: int) -> float:
 
 class SimulatedExecutor:
     """`host_s`: the host's time to plan and submit a step, which overlaps with the device's work. `acceptance`: the
-    probability that a draft token is accepted if those before it were."""
+    probability that a draft token is accepted if those before it were. `answers`: the tokens of each request's answer,
+    by its id; drafts are then compared with them, and all must be known when a step is planned (`max_in_flight` 1)."""
 
     def __init__(
         self,
@@ -59,10 +60,12 @@ class SimulatedExecutor:
         max_in_flight: int = 1,
         host_s: HostSeconds = _no_time,
         acceptance: float = 0.0,
+        answers: Mapping[str, Sequence[int]] | None = None,
+        verifies_ahead: bool = True,
         transfers: BlockTransfers | None = None,
     ) -> None:
         self.max_in_flight = max_in_flight
-        self.verifies_ahead = True
+        self.verifies_ahead = verifies_ahead
         self.transfers = transfers
         self.num_steps = 0
         self.busy_s = 0.0
@@ -71,6 +74,8 @@ class SimulatedExecutor:
         self._host_s = host_s
         self._free_at_s = 0.0
         self._acceptance = acceptance
+        self._answers = answers
+        self._num_given: dict[str, int] = {}  # tokens of each answer that have been sampled
         self._random = random.Random(0)
 
     def submit(self, output: SchedulerOutput) -> SimulatedStep:
@@ -80,9 +85,14 @@ class SimulatedExecutor:
         self._free_at_s = max(self._free_at_s, self._clock.now_s) + duration_s
         self.busy_s += duration_s
         self.num_steps += 1
-        sampled = {
-            s.request_id: self._tokens(len(s.drafts)) if s.drafts else _TOKEN for s in output.scheduled if s.samples
-        }
+        if self._answers is not None:
+            sampled = {
+                s.request_id: self._answer(s, self._answers[s.request_id]) for s in output.scheduled if s.samples
+            }
+        else:
+            sampled = {
+                s.request_id: self._tokens(len(s.drafts)) if s.drafts else _TOKEN for s in output.scheduled if s.samples
+            }
         return SimulatedStep(sampled, self._free_at_s, self._clock)
 
     def _tokens(self, num_drafts: int) -> SampledTokens:
@@ -91,6 +101,17 @@ class SimulatedExecutor:
         while num_tokens <= num_drafts and self._random.random() < self._acceptance:
             num_tokens += 1
         return SampledTokens((0,) * num_tokens)
+
+    def _answer(self, share: ScheduledRequest, answer: Sequence[int]) -> SampledTokens:
+        """The next token of the answer, and as many before it as the drafts guess right."""
+        begin = self._num_given.get(share.request_id, 0)
+        end = begin + 1
+        while (
+            end - begin <= len(share.drafts) and end < len(answer) and share.drafts[end - begin - 1] == answer[end - 1]
+        ):
+            end += 1
+        self._num_given[share.request_id] = end
+        return SampledTokens(tuple(answer[begin:end]))
 
     def forward(self, output: SchedulerOutput) -> NoReturn:
         """Raise, because a simulated request has no grammar."""

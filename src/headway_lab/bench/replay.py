@@ -188,6 +188,8 @@ class Replay:
     """The errors of failed requests, by their number."""
     prompt_share: float | None = None
     """The share of the steps' time that prompt tokens took."""
+    answers: Sequence[Sequence[int]] = ()
+    """The tokens of each request's answer."""
 
     @property
     def num_lost(self) -> int:
@@ -212,6 +214,7 @@ def replay(
     timelines = [RequestTimeline(r.arrival_s, r.num_prompt_tokens, r.num_output_tokens) for r in work]
     agenda, log, num_steps = Agenda(work), SampleLog(), 0
     errors: dict[str, str] = {}
+    answers: list[Sequence[int]] = [()] * len(work)
     gc.collect()
     prompts_share = _prompt_share_from_now(engine)
     started_s = now()
@@ -234,6 +237,7 @@ def replay(
             num_new = len(output.outputs[0].token_ids) - len(timeline.token_times_s)
             timeline.token_times_s.extend([elapsed_s] * num_new)
             if output.finished:
+                answers[index] = output.outputs[0].token_ids
                 timeline.num_preemptions = 0 if output.metrics is None else output.metrics.num_preemptions
                 timeline.num_cached_tokens = output.num_cached_tokens
                 agenda.ended(index, elapsed_s)
@@ -241,4 +245,4 @@ def replay(
                     progress.advance()
         if log.is_due(is_idle=not engine.has_unfinished_requests()):
             log.add(sample_of(engine.core.scheduler, elapsed_s))
-    return Replay(timelines, now() - started_s, num_steps, log.samples, errors, prompts_share())
+    return Replay(timelines, now() - started_s, num_steps, log.samples, errors, prompts_share(), answers)

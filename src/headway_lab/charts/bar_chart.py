@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from headway_lab.charts import svg
 from headway_lab.charts.line_chart import Series, line_chart
@@ -14,7 +15,6 @@ _MARGIN = 10.0
 _ROW = 26.0
 _BAR = 16.0
 _MOST_NAME_PX = 260.0
-_TOP = 56.0
 
 _MOST_BINS = 40
 
@@ -29,44 +29,69 @@ def bar_chart(
     log_y: bool = False,
     notes: Mapping[str, str] | None = None,
     base: float | None = None,
+    width: float = WIDTH,
 ) -> str:
     """An `<svg>`. `y` is the title of the values' axis, with its unit; `notes` are written after the values; `base` is
-    where bars begin, e.g. 1 for ratios, instead of 0 or the axis' end."""
+    where bars begin, e.g. 1 for ratios, instead of 0 or the axis' end; `width` is the width at which texts have their
+    size. In a narrow picture, names stand above their bars."""
     said = notes or {}
-    names = {name: _shortened(name) for name in bars}
-    left = _MARGIN + max((svg.text_width(name) for name in names.values()), default=0.0) + 10
-    beside = max((svg.text_width(_beside(name, bars[name], said)) for name in bars), default=0.0)
-    bottom = _TOP + _ROW * max(1, len(bars))
-    head = [
-        svg.text(title, _MARGIN, _MARGIN + 14, class_="hw-title"),
-        svg.text(y, _MARGIN, _MARGIN + 34, class_="hw-dim"),
-    ]
+    head, top = svg.title_lines(title, width)
+    told, top = svg.wrapped(y, _MARGIN, top + 12, width - _MARGIN, class_="hw-dim")
+    head += told
+    rows = _Rows.of(bars, said, top - 8, width)
     least = min((value for value in bars.values() if value > 0), default=math.nan) / 2 if log_y else 0.0
     if base is not None:
         least = base
     domain = domain_of([least, *bars.values()], is_log=log_y, is_rounded=True)
     if domain is None or not any(math.isfinite(value) for value in bars.values()):
-        middle = svg.text("no data", WIDTH / 2, (_TOP + bottom) / 2 + 4, text_anchor="middle", class_="hw-dim")
-        return svg.document(title, WIDTH, bottom + _MARGIN, *head, middle)
-    scale = Scale(domain, left, max(left + 120, WIDTH - _MARGIN - beside - 10))
+        middle = svg.text("no data", width / 2, (rows.top + rows.bottom) / 2 + 4, text_anchor="middle", class_="hw-dim")
+        return svg.document(title, width, rows.bottom + _MARGIN, *head, middle)
+    scale = Scale(domain, rows.left, rows.right)
     drawn = list(head)
     for tick in scale.fitting_ticks(lambda label: svg.text_width(label) + 14):
         x = scale.position(tick.value) or 0.0
-        drawn.append(svg.tag("line", x1=x, x2=x, y1=_TOP, y2=bottom, stroke="var(--hw-grid)"))
-        drawn.append(svg.text(tick.label, x, bottom + 16, text_anchor="middle", class_="hw-dim"))
-    for row, (name, value) in enumerate(bars.items()):
-        middle_px = _TOP + _ROW * (row + 0.5)
-        drawn.append(_row(name, names[name], value, said.get(name, ""), scale, middle_px, left, _base(scale, base)))
+        drawn.append(svg.tag("line", x1=x, x2=x, y1=rows.top, y2=rows.bottom, stroke="var(--hw-grid)"))
+        drawn.append(svg.text(tick.label, x, rows.bottom + 16, text_anchor="middle", class_="hw-dim"))
+    for place, (name, value) in enumerate(bars.items()):
+        drawn.append(_row(rows, place, name, value, said.get(name, ""), scale, _base(scale, base)))
     start = scale.position(_base(scale, base)) or 0.0
-    drawn.append(svg.tag("line", x1=start, x2=start, y1=_TOP, y2=bottom, stroke="var(--hw-axis)", stroke_width=1.2))
-    return svg.document(title, WIDTH, bottom + 26, *drawn)
+    ends = {"x1": start, "x2": start, "y1": rows.top, "y2": rows.bottom}
+    drawn.append(svg.tag("line", stroke="var(--hw-axis)", stroke_width=1.2, **ends))
+    return svg.document(title, width, rows.bottom + 26, *drawn)
 
 
-def _row(name: str, shown: str, value: float, note: str, scale: Scale, middle: float, left: float, begin: float) -> str:
+@dataclass(frozen=True)
+class _Rows:
+    """Where the rows of a picture with bars are: from `left` to `right`, from `top` to `bottom`."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+    height: float
+    is_stacked: bool
+    """Whether names stand above their bars, as there is no room beside them."""
+
+    @staticmethod
+    def of(bars: Mapping[str, float], notes: Mapping[str, str], top: float, width: float) -> _Rows:
+        names = max((svg.text_width(_shortened(name)) for name in bars), default=0.0)
+        beside = max((svg.text_width(_beside(name, bars[name], notes)) for name in bars), default=0.0)
+        is_stacked = _MARGIN + names + 10 + beside > width - 160
+        left = _MARGIN + 8 if is_stacked else _MARGIN + names + 10
+        height = _ROW + 16 if is_stacked else _ROW
+        right = max(left + 90, width - _MARGIN - beside - 10)
+        return _Rows(left, right, top, top + height * max(1, len(bars)), height, is_stacked)
+
+
+def _row(rows: _Rows, place: int, name: str, value: float, note: str, scale: Scale, begin: float) -> str:
+    middle = rows.top + rows.height * (place + 1) - _ROW / 2
     base = scale.position(begin) or 0.0
     end = scale.position(value)
     told = svg.hover("\n".join(part for part in (f"{name}: {number_text(value)}", note) if part))
-    label = svg.text(shown, left - 8, middle + 4, text_anchor="end")
+    if rows.is_stacked:
+        label = svg.text(name, rows.left + 5, middle - _ROW / 2, class_="hw-halo")
+    else:
+        label = svg.text(_shortened(name), rows.left - 8, middle + 4, text_anchor="end")
     if end is None:
         return svg.tag("g", told, label, svg.text("no data", base + 6, middle + 4, class_="hw-dim"))
     size = {"width": max(1.0, abs(end - base)), "height": _BAR}

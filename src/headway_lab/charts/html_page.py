@@ -3,47 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import html
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from headway import __version__
 from headway.errors import ConfigError
+from headway_lab.charts.page_style import STYLE
 from headway_lab.charts.scale import number_text
 
 Cell = str | float | int | None
 
-_STYLE = """
-:root { color-scheme: light dark; --bg: #f6f6f3; --card: #fff; --line: #dedfd9; --text: #1c2128; --dim: #5d6570 }
-@media (prefers-color-scheme: dark) { :root { --bg: #0d1014; --card: #151a20; --line: #272e37; --text: #e3e7eb;
-  --dim: #98a2ae } }
-body { margin: 0 auto; max-width: 62rem; padding: 2rem 1.25rem 3rem; background: var(--bg); color: var(--text);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif }
-h1 { margin: 0; font-size: 1.5rem; letter-spacing: -.01em } h2 { margin: 2rem 0 .6rem; font-size: 1.15rem }
-.subtitle { margin: .2rem 0 1.2rem; color: var(--dim) } p { margin: .5rem 0 1rem; max-width: 46rem }
-dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: 1px; margin: 0 0 1.2rem;
-  border: 1px solid var(--line); border-radius: 10px; background: var(--line); overflow: hidden }
-dl div { padding: .55rem .8rem; background: var(--card) } dt { font-size: 12px; color: var(--dim) }
-dd { margin: 0; font-size: 1.15rem; font-weight: 600; font-variant-numeric: tabular-nums }
-figure { margin: 0 0 1.2rem; padding: .7rem .6rem; border: 1px solid var(--line); border-radius: 10px;
-  background: var(--card) }
-figcaption { padding: .2rem .6rem 0; font-size: 13px; color: var(--dim) }
-.table { margin: 0 0 1.2rem; overflow-x: auto; border: 1px solid var(--line); border-radius: 10px;
-  background: var(--card) }
-table { width: 100%; border-collapse: collapse; font-variant-numeric: tabular-nums }
-th, td { padding: .35rem .8rem; text-align: left; border-top: 1px solid var(--line) } thead th { border-top: 0 }
-th { font-size: 12.5px; font-weight: 600; color: var(--dim) } .numeric :is(th, td):not(:first-child) {
-  text-align: right } .numeric td { white-space: nowrap } .numeric td:first-child { white-space: normal }
-pre { margin: 0 0 1.2rem; padding: .7rem .9rem; overflow-x: auto; border: 1px solid var(--line); border-radius: 10px;
-  background: var(--card); font-size: 13px }
-footer { margin: 2.5rem 0 0; padding: .9rem 0 0; border-top: 1px solid var(--line); color: var(--dim); font-size: 13px;
-  overflow-wrap: anywhere }
-footer p { max-width: none; margin: .15rem 0 }
-"""
 _HIDDEN = "HIDDEN"
 _SECRETS = frozenset({"--api-key"})
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
@@ -72,6 +48,34 @@ def command_text(arguments: Sequence[str]) -> str:
     return shlex.join(shown)
 
 
+Tone = Literal["good", "part", "bad", "calm"]
+"""The colour of a badge; its text says the same."""
+
+
+@dataclass(frozen=True)
+class Badge:
+    """A short text in a colour."""
+
+    text: str
+    tone: Tone
+
+    def render(self) -> str:
+        return f'<span class="badge {self.tone}">{html.escape(self.text)}</span>'
+
+
+@dataclass(frozen=True)
+class Link:
+    """A line of a list of contents."""
+
+    text: str
+    anchor: str
+    badge: Badge | None = None
+
+    def render(self) -> str:
+        badge = "" if self.badge is None else self.badge.render()
+        return f'<li><a href="#{html.escape(self.anchor)}">{html.escape(self.text)}</a>{badge}</li>'
+
+
 class Page:
     """A page that grows from top to bottom. Texts given to it are shown as they are, and never read as markup."""
 
@@ -81,13 +85,43 @@ class Page:
         self._origin: Origin | None = None
         self._parts: list[str] = []
 
-    def heading(self, text: str) -> None:
-        self._parts.append(f"<h2>{html.escape(text)}</h2>")
+    def heading(self, text: str, *, anchor: str = "") -> None:
+        """Add a heading; links of `contents` lead to its anchor."""
+        self._parts.append(f"<h2{_id(anchor)}>{html.escape(text)}</h2>")
 
-    def text(self, text: str) -> None:
-        """Add paragraphs, which empty lines separate."""
-        for paragraph in re.split(r"\n\s*\n", text.strip()):
-            self._parts.append(f"<p>{html.escape(paragraph)}</p>")
+    def contents(self, groups: Mapping[str, Sequence[Link]]) -> None:
+        """Add a list of contents, in named groups."""
+        sections = [
+            f"<section><h3>{html.escape(name)}</h3><ol>{''.join(link.render() for link in links)}</ol></section>"
+            for name, links in groups.items()
+        ]
+        self._parts.append(f"<nav>{''.join(sections)}</nav>")
+
+    @contextlib.contextmanager
+    def card(self, title: str, *, anchor: str = "", badge: Badge | None = None) -> Iterator[None]:
+        """Everything that is added meanwhile stands on a card with this title."""
+        shown = "" if badge is None else badge.render()
+        head = f'<div class="head"><h3>{html.escape(title)}</h3>{shown}</div>'
+        self._parts.append(f"<article{_id(anchor)}>{head}")
+        yield
+        self._parts.append("</article>")
+
+    @contextlib.contextmanager
+    def folded(self, title: str) -> Iterator[None]:
+        """Everything that is added meanwhile is shown when a reader opens it."""
+        self._parts.append(f"<details><summary>{html.escape(title)}</summary>")
+        yield
+        self._parts.append("</details>")
+
+    def badges(self, badges: Sequence[Badge]) -> None:
+        """Add a line of badges."""
+        self._parts.append(f"<p>{' '.join(badge.render() for badge in badges)}</p>")
+
+    def text(self, text: str, *, is_dim: bool = False) -> None:
+        """Add paragraphs, which empty lines separate; none for an empty text."""
+        kind = ' class="dim"' if is_dim else ""
+        for paragraph in re.split(r"\n\s*\n", text.strip()) if text.strip() else ():
+            self._parts.append(f"<p{kind}>{html.escape(paragraph)}</p>")
 
     def code(self, text: str) -> None:
         """Add a command or a file, shown as it is."""
@@ -98,6 +132,11 @@ class Page:
         tiles = [f"<div><dt>{html.escape(name)}</dt><dd>{_cell(fact)}</dd></div>" for name, fact in facts.items()]
         self._parts.append(f"<dl>{''.join(tiles)}</dl>")
 
+    def texts(self, texts: Mapping[str, str]) -> None:
+        """Add a few short texts beside each other, each with its title."""
+        tiles = [f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd></div>" for name, text in texts.items()]
+        self._parts.append(f'<dl class="texts">{"".join(tiles)}</dl>')
+
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, numeric: bool = True) -> None:
         """Add a table. `numeric`: every column but the first is aligned right."""
         head = "".join(f"<th>{html.escape(header)}</th>" for header in headers)
@@ -107,10 +146,11 @@ class Page:
             f'<div class="table"><table{kind}><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>'
         )
 
-    def chart(self, svg: str, caption: str = "") -> None:
-        """Add a chart of this package, and a caption that says what it shows."""
+    def chart(self, svg: str, caption: str = "", *, narrow: str = "") -> None:
+        """Add a chart of this package, and a caption that says what it shows. `narrow`: the same for a phone."""
         below = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
-        self._parts.append(f"<figure>{svg}{below}</figure>")
+        both = f'<div class="wide">{svg}</div><div class="narrow">{narrow}</div>' if narrow else svg
+        self._parts.append(f"<figure>{both}{below}</figure>")
 
     def made_by(self, origin: Origin) -> None:
         """Set the foot of the page."""
@@ -122,7 +162,7 @@ class Page:
         return (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f"<title>{title}</title>\n<style>{_STYLE}</style></head>\n"
+            f"<title>{title}</title>\n<style>{STYLE}</style></head>\n"
             f"<body>\n<h1>{title}</h1>\n{subtitle}"
             + "\n".join(self._parts)
             + f"\n{_footer(self._origin)}</body></html>\n"
@@ -142,6 +182,10 @@ def write_page(arguments: argparse.Namespace, page: Page, *, seed: int | str, ma
     except OSError as error:
         raise ConfigError(f"Cannot write the report '{path}': {error.strerror}.") from error
     print(f"Wrote {path}", file=sys.stderr)
+
+
+def _id(anchor: str) -> str:
+    return f' id="{html.escape(anchor)}"' if anchor else ""
 
 
 def _footer(origin: Origin | None) -> str:

@@ -217,9 +217,10 @@ def line_chart(
     log_y: bool = False,
     lines: Mapping[str, float] | None = None,
     x_lines: Mapping[str, float] | None = None,
+    width: float = WIDTH,
 ) -> str:
     """An `<svg>`. `x` and `y` are the axes' titles, with units; `lines` are named horizontal dashed lines, `x_lines`
-    vertical ones."""
+    vertical ones; `width` is the width at which texts have their size."""
     across, upright = dict(lines or {}), dict(x_lines or {})
     points = [point for one in series for point in zip(one.xs, one.ys) if _can_be_drawn(*point, log_x, log_y)]
     x_domain = domain_of(itertools.chain((px for px, _ in points), upright.values()), is_log=log_x, wants_zero=True)
@@ -248,7 +249,7 @@ def line_chart(
             is_same = list(one.xs) == list(first.xs) and list(one.ys) == list(first.ys)
             name, pattern = f"{one.name} ({'same' if is_same else 'nearly'} as {first.name})", "4 3"
         legend.append(LegendItem(name, number, one.kind == "points", pattern, one.is_reference))
-    return framed(title, x=Axis(x, x_domain), y=Axis(y, y_domain), legend=legend, inside=inside)
+    return framed(title, x=Axis(x, x_domain), y=Axis(y, y_domain), legend=legend, inside=inside, width=width)
 
 
 def _dashes(series: Series, number: int, twin: Twin | None) -> tuple[str, float]:

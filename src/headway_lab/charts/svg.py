@@ -12,6 +12,7 @@ y title
 from __future__ import annotations
 
 import html
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -39,6 +40,9 @@ width:100%;height:auto;font-variant-numeric:tabular-nums}
 """
 
 WIDTH = 760.0
+"""Of a picture on a wide page."""
+NARROW = 380.0
+"""Of a picture on a phone, where a wide one would be shrunk until nothing can be read."""
 PLOT_HEIGHT = 250.0
 _MARGIN = 10.0
 _RIGHT = 18.0
@@ -77,14 +81,15 @@ def dashes(index: int) -> str:
     return ("none", "6 4", "2 3")[index // NUM_COLOURS % 3]
 
 
-def document(title: str, width: float, height: float, *content: str) -> str:
-    """The whole picture. It is as wide as the element that contains it."""
+def document(title: str, width: float, height: float, *content: str, class_: str = "") -> str:
+    """The whole picture. It is as wide as the element that contains it, unless the style of a further class says
+    otherwise."""
     return tag(
         "svg",
         tag("style", _STYLE),
         *content,
         xmlns="http://www.w3.org/2000/svg",
-        class_="hw-chart",
+        class_=f"hw-chart {class_}".rstrip(),
         viewBox=f"0 0 {_value(width)} {_value(height)}",
         role="img",
         aria_label=title,
@@ -121,46 +126,70 @@ Inside = Callable[[Scale, Scale], Sequence[str]]
 """Draws what lies between the axes, given the x and the y scale."""
 
 
-def framed(title: str, *, x: Axis, y: Axis, legend: Sequence[LegendItem] = (), inside: Inside) -> str:
+def framed(
+    title: str, *, x: Axis, y: Axis, legend: Sequence[LegendItem] = (), inside: Inside, width: float = WIDTH
+) -> str:
     """The whole chart."""
-    rows = _legend_rows(legend)
-    top = _MARGIN + 22 + _LINE_PX * len(rows) + _LINE_PX + 12
+    head, top = title_lines(title, width)
+    rows = _legend_rows(legend, width)
+    head += _legend(rows, top)
+    told, top = wrapped(y.title, _MARGIN, top + _LINE_PX * len(rows) + 15, width - _MARGIN, class_="hw-dim")
+    head += told
+    top += 1
     bottom = top + PLOT_HEIGHT
-    height = bottom + 44
-    head = [text(title, _MARGIN, _MARGIN + 14, class_="hw-title"), *_legend(rows)]
-    head.append(text(y.title, _MARGIN, top - 15, class_="hw-dim"))
-    head.append(text(x.title, WIDTH - _RIGHT, bottom + 37, text_anchor="end", class_="hw-dim"))
+    below, height = wrapped(x.title, width - _RIGHT, bottom + 37, width - _RIGHT, text_anchor="end", class_="hw-dim")
+    head += below
+    height -= _LINE_PX - 7
     if x.domain is None or y.domain is None:
-        middle = text("no data", WIDTH / 2, (top + bottom) / 2, text_anchor="middle", class_="hw-dim")
-        return document(title, WIDTH, height, *head, _box(_MARGIN, top, bottom), middle)
+        middle = text("no data", width / 2, (top + bottom) / 2, text_anchor="middle", class_="hw-dim")
+        return document(title, width, height, *head, _box(_MARGIN, width - _RIGHT, top, bottom), middle)
     y_scale = Scale(y.domain, bottom, top)
     y_ticks = y_scale.fitting_ticks(lambda label: _Y_TICK_PX)
     left = _MARGIN + max((text_width(tick.label) for tick in y_ticks), default=0.0) + 8
-    x_scale = Scale(x.domain, left, WIDTH - _RIGHT)
+    x_scale = Scale(x.domain, left, width - _RIGHT)
     x_ticks = x_scale.fitting_ticks(lambda label: text_width(label) + _LABEL_GAP)
-    grid = [*_y_grid(y_scale, y_ticks, left), *_x_grid(x_scale, x_ticks, bottom)]
-    return document(title, WIDTH, height, *head, *grid, *inside(x_scale, y_scale))
+    grid = [*_y_grid(y_scale, y_ticks, x_scale), *_x_grid(x_scale, x_ticks, bottom)]
+    return document(title, width, height, *head, *grid, *inside(x_scale, y_scale))
 
 
-def _legend_rows(legend: Sequence[LegendItem]) -> list[list[tuple[float, LegendItem]]]:
+def title_lines(title: str, width: float) -> tuple[list[str], float]:
+    """The title of a picture in as many lines as it needs, and where they end."""
+    drawn, y = wrapped(title, _MARGIN, _MARGIN + 14, width - _MARGIN, font_px=14.0, class_="hw-title")
+    return drawn, y - _LINE_PX + 8
+
+
+def wrapped(
+    content: str, x: float, y: float, end: float, *, font_px: float = FONT_PX, **attributes: str | float
+) -> tuple[list[str], float]:
+    """A text in as many lines as it needs to keep inside `end`, and the y of the line that would follow. With
+    `text_anchor="end"`, x is where the lines end."""
+    room = x - _MARGIN if attributes.get("text_anchor") == "end" else end - x
+    drawn = []
+    for part in textwrap.wrap(content, max(1, int(room / text_width("m", font_px)))):
+        drawn.append(text(part, x, y, **attributes))
+        y += _LINE_PX
+    return drawn, y
+
+
+def _legend_rows(legend: Sequence[LegendItem], width: float) -> list[list[tuple[float, LegendItem]]]:
     """Items from left to right, in as many rows as they need. A single item needs no legend, since the title names
     it."""
     rows: list[list[tuple[float, LegendItem]]] = []
-    x = WIDTH
+    x = width
     for item in legend if len(legend) > 1 else ():
-        width = 18 + text_width(item.name) + 16
-        if x + width > WIDTH - _RIGHT:
+        needed = 18 + text_width(item.name) + 16
+        if x + needed > width - _RIGHT or not rows:
             rows.append([])
             x = _MARGIN
         rows[-1].append((x, item))
-        x += width
+        x += needed
     return rows
 
 
-def _legend(rows: list[list[tuple[float, LegendItem]]]) -> list[str]:
+def _legend(rows: list[list[tuple[float, LegendItem]]], top: float) -> list[str]:
     drawn = []
     for number, row in enumerate(rows):
-        y = _MARGIN + 22 + _LINE_PX * number + 13
+        y = top + _LINE_PX * number + 13
         for x, item in row:
             drawn.append(_key(item, x, y - 4))
             drawn.append(text(item.name, x + 18, y))
@@ -175,17 +204,17 @@ def _key(item: LegendItem, x: float, y: float) -> str:
     return tag("line", stroke=stroke, stroke_width=3, stroke_dasharray=item.dashes, **ends)
 
 
-def _box(left: float, top: float, bottom: float) -> str:
-    size = {"width": WIDTH - _RIGHT - left, "height": bottom - top}
+def _box(left: float, right: float, top: float, bottom: float) -> str:
+    size = {"width": right - left, "height": bottom - top}
     return tag("rect", x=left, y=top, fill="none", stroke="var(--hw-grid)", rx=4, **size)
 
 
-def _y_grid(scale: Scale, ticks: Sequence[Tick], left: float) -> list[str]:
+def _y_grid(scale: Scale, ticks: Sequence[Tick], across: Scale) -> list[str]:
     drawn = []
     for tick in ticks:
         y = scale.position(tick.value) or 0.0
-        drawn.append(tag("line", x1=left, x2=WIDTH - _RIGHT, y1=y, y2=y, stroke="var(--hw-grid)"))
-        drawn.append(text(tick.label, left - 7, y + 4, text_anchor="end", class_="hw-dim"))
+        drawn.append(tag("line", x1=across.start, x2=across.end, y1=y, y2=y, stroke="var(--hw-grid)"))
+        drawn.append(text(tick.label, across.start - 7, y + 4, text_anchor="end", class_="hw-dim"))
     return drawn
 
 
@@ -200,4 +229,4 @@ def _x_grid(scale: Scale, ticks: Sequence[Tick], bottom: float) -> list[str]:
 
 def _anchor(tick: Tick, x: float, scale: Scale) -> str:
     """Centred, except for a label that would leave the picture on the right."""
-    return "end" if x + text_width(tick.label) / 2 > WIDTH - 2 and x > scale.start else "middle"
+    return "end" if x + text_width(tick.label) / 2 > scale.end + _RIGHT - 2 and x > scale.start else "middle"

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from headway_lab.charts import Series, bar_chart, line_chart
+from headway_lab.charts import HeatMap, Series, bar_chart, heat_map, line_chart
+from headway_lab.charts.svg import WIDTH
 
-Where = Literal["engine", "simulator", "scheduler"]
+Where = Literal["engine", "simulator", "scheduler", "recorded", "arithmetic"]
 """engine: the real engine. simulator: the real scheduler, with a cost model for the device. scheduler: the scheduler
-alone, without a model."""
+alone, without a model. recorded: measured on an engine before, and kept with its date and commit. arithmetic: computed
+from published numbers, nothing runs."""
 
 EngineUse = Literal["always", "gpu", "asked", "never"]
 """When a claim runs on the real engine. always: a CPU is enough. gpu: when there is one, and not in a quick run. asked:
@@ -64,7 +66,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Bars, or lines if there are any."""
+    """Bars; or lines, if there are any; or a heat map."""
 
     title: str
     y: str
@@ -79,13 +81,26 @@ class Chart:
     levels: Mapping[str, float] = field(default_factory=dict)
     """Named horizontal dashed lines."""
     caption: str = ""
+    heat: HeatMap | None = None
+    """Grids of cells; `y` is then the title of their scale."""
 
-    def svg(self) -> str:
+    def svg(self, *, width: float = WIDTH) -> str:
+        """The picture, made for this width."""
+        if self.heat is not None:
+            return heat_map(self.title, y=self.y, heat=self.heat)
         if not self.lines:
-            return bar_chart(self.title, y=self.y, bars=self.bars, log_y=self.log_y, notes=self.notes)
+            bars, notes = self.bars, self.notes
+            return bar_chart(self.title, y=self.y, bars=bars, log_y=self.log_y, notes=notes, width=width)
         series = [Series(line.name, line.xs, line.ys) for line in self.lines]
         return line_chart(
-            self.title, x=self.x, y=self.y, series=series, log_x=self.log_x, log_y=self.log_y, lines=self.levels
+            self.title,
+            x=self.x,
+            y=self.y,
+            series=series,
+            log_x=self.log_x,
+            log_y=self.log_y,
+            lines=self.levels,
+            width=width,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -93,7 +108,12 @@ class Chart:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Chart:
-        return Chart(**{**document, "lines": tuple(Line(**line) for line in document["lines"])})
+        heat = document.get("heat")
+        parts = {
+            "lines": tuple(Line(**line) for line in document["lines"]),
+            "heat": None if heat is None else HeatMap.from_json(heat),
+        }
+        return Chart(**{**document, **parts})
 
 
 @dataclass(frozen=True)
@@ -113,3 +133,5 @@ class Outcome:
     chart: Chart
     numbers: Numbers = field(default_factory=dict)
     """Everything that was measured, side by side."""
+    place: str = ""
+    """Where it was measured, if not on the testbed."""

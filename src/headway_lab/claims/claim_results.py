@@ -16,19 +16,17 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
-from headway import __version__
 from headway.errors import ConfigError
 from headway_lab.bench.environment import versions
-from headway_lab.charts import Origin, Page
 from headway_lab.claims.claim import Chart, Numbers, Outcome
-from headway_lab.claims.context import Bar, Claim, Context, no_bar
+from headway_lab.claims.context import Bar, Claim, Context, Infeasible, no_bar
 from headway_lab.claims.run_prices import RunTable
 from headway_lab.claims.scenarios import CLAIMS
 from headway_lab.claims.testbed import EngineTestbed, Load, SimulatedTestbed, Testbed
 
 JSON_NAME = "claims.json"
 _KIND = "headway claims"
-_FORMAT = 1
+_FORMAT = 2
 
 
 PRICES_TITLE = "What a million tokens cost, in the currency of --price-per-hour:"
@@ -54,6 +52,9 @@ class Row:
     versions: Mapping[str, str] = field(default_factory=dict)
     prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """What tokens cost in each run of the claim; empty without the price of a device."""
+    machine: str = ""
+    """The machine, real or simulated; empty if the claim is about none."""
+    is_gpu: bool = False
 
     @property
     def key(self) -> str:
@@ -64,7 +65,9 @@ class Row:
     def command(self) -> str:
         """The command that gives this row again."""
         quick = " --quick" if self.is_quick else ""
-        on = "" if self.outcome.where == "scheduler" else f" --on {self.outcome.where}"
+        on = {"scheduler": "", "arithmetic": "", "recorded": " --on simulator"}.get(
+            self.outcome.where, f" --on {self.outcome.where}"
+        )
         return f"headway claims {self.claim.id}{quick}{on} {self.flags}".rstrip()
 
     @property
@@ -91,6 +94,8 @@ class Row:
                 "date": self.date,
                 "versions": dict(self.versions),
                 **({"prices": dict(self.prices)} if self.prices else {}),
+                "machine": self.machine,
+                "is_gpu": self.is_gpu,
             }
         )
 
@@ -114,6 +119,8 @@ class Row:
             document["flags"],
             document["versions"],
             document.get("prices", {}),
+            document["machine"],
+            document["is_gpu"],
         )
 
 
@@ -161,9 +168,9 @@ class Results:
 
 
 def _plain(value: Any) -> Any:
-    """The value, or `None` for a number that is not finite, which JSON cannot write."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
+    """The value, with six digits of its numbers, or `None` for a number that is not finite, which JSON cannot write."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -193,11 +200,11 @@ def as_markdown(results: Results) -> str:
     lines = ["# Published claims, measured again", ""]
     if results.note:
         lines += [results.note, ""]
-    lines += [_line(HEADERS), _line(["---"] * len(HEADERS))]
-    lines += [_line(claim_cells(group)) for group in results.by_claim]
+    lines += [markdown_line(HEADERS), markdown_line(["---"] * len(HEADERS))]
+    lines += [markdown_line(claim_cells(group)) for group in results.by_claim]
     lines += ["", "## Where and how", ""]
-    lines += [_line(["claim", "measured on", "how", "date", "took", "command"]), _line(["---"] * 6)]
-    lines += [_line(_origin(row)) for row in results.rows]
+    lines += [markdown_line(["claim", "measured on", "how", "date", "took", "command"]), markdown_line(["---"] * 6)]
+    lines += [markdown_line(_origin(row)) for row in results.rows]
     for row in results.rows:
         lines += ["", f"## {row.claim.title} ({row.outcome.where})", "", *_numbers(row.outcome.numbers)]
         if row.prices:
@@ -211,9 +218,9 @@ def _origin(row: Row) -> list[str]:
 
 def _numbers(table: Numbers) -> list[str]:
     columns = list(dict.fromkeys(name for numbers in table.values() for name in numbers))
-    lines = [_line(["", *columns]), _line(["---", *["--:"] * len(columns)])]
+    lines = [markdown_line(["", *columns]), markdown_line(["---", *["--:"] * len(columns)])]
     for name, numbers in table.items():
-        lines.append(_line([name, *(_number(numbers.get(column)) for column in columns)]))
+        lines.append(markdown_line([name, *(_number(numbers.get(column)) for column in columns)]))
     return lines
 
 
@@ -223,72 +230,9 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _line(cells: list[str] | tuple[str, ...]) -> str:
+def markdown_line(cells: Sequence[str]) -> str:
+    """A row of a table in Markdown."""
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
-
-
-def as_page(results: Results) -> Page:
-    rows = results.rows
-    page = Page("Published claims, measured again", _subtitle(rows))
-    if results.note:
-        page.text(results.note)
-    page.table(
-        ["claim", "published", "measured", "simulated"], [_cells(group) for group in results.by_claim], numeric=False
-    )
-    if trusts := dict.fromkeys(row.trust for row in rows if row.trust):
-        page.text(f"Simulated: {'; '.join(trusts)}.")
-    for group in results.by_claim:
-        _section(page, group)
-    page.made_by(_page_origin(rows))
-    return page
-
-
-def _cells(group: Sequence[Row]) -> list[str | None]:
-    """A claim with the value measured on the engine or of the scheduler alone, beside the simulated one."""
-    measured = [row.outcome.ours for row in group if row.outcome.where != "simulator"]
-    simulated = [row.outcome.ours for row in group if row.outcome.where == "simulator"]
-    claim = group[0].claim
-    return [claim.title, claim.published, "; ".join(measured) or None, "; ".join(simulated) or None]
-
-
-def _subtitle(rows: list[Row]) -> str:
-    num_claims = len({row.claim.id for row in rows})
-    quick = ", quick run" if rows and all(row.is_quick for row in rows) else ""
-    dates = sorted({row.date for row in rows})
-    when = f", {dates[0]}" + (f" to {dates[-1]}" if len(dates) > 1 else "") if dates else ""
-    return f"{num_claims} claims{quick}{when}"
-
-
-def _section(page: Page, group: Sequence[Row]) -> None:
-    claim = group[0].claim
-    page.heading(claim.title)
-    page.text(f"Published: {claim.published} {claim.source}. Workload: {claim.workload}. Measured: {claim.method}")
-    for row in group:
-        outcome = row.outcome
-        page.text(f"Ours, {outcome.where}: {outcome.ours}.")
-        page.chart(outcome.chart.svg(), outcome.chart.caption)
-        _table(page, outcome.numbers)
-        if row.prices:
-            page.text(PRICES_TITLE)
-            _table(page, row.prices)
-        page.text(f"Where it differs and why: {outcome.differs}")
-        page.text(f"Work: {outcome.workload}. On {row.place}.")
-        page.code(row.command)
-
-
-def _table(page: Page, numbers: Numbers) -> None:
-    columns = list(dict.fromkeys(name for row in numbers.values() for name in row))
-    if columns:
-        page.table(["", *columns], [[name, *(row.get(c) for c in columns)] for name, row in numbers.items()])
-
-
-def _page_origin(rows: Sequence[Row]) -> Origin:
-    """The origin of a page. Its rows may come from several commands, machines and versions, so each shows its own
-    command."""
-    versions = dict.fromkeys(row.versions.get("headway", __version__) for row in rows)
-    places = dict.fromkeys(row.place for row in rows)
-    command = rows[0].command if len(rows) == 1 else "headway claims (of each: see above)"
-    return Origin(command, ", ".join(versions) or __version__, "fixed in each claim", " · ".join(places) or "none")
 
 
 On = Literal["auto", "engine", "simulator", "both"]
@@ -319,8 +263,17 @@ class Session:
         self._shared: dict[Any, Any] = {}
 
     def measure(self, claim: Claim) -> list[Row]:
-        """Measure one claim, where it was asked for or else where it is measured best."""
-        return [self._measure(claim, testbed) for testbed in self._testbeds(claim)]
+        """Measure one claim, where it was asked for or else where it is measured best. A claim that the engine cannot
+        measure is simulated, unless only the engine was asked for; then there is no row."""
+        testbeds, rows = self._testbeds(claim), []
+        for testbed in testbeds:
+            try:
+                rows.append(self._measure(claim, testbed))
+            except Infeasible as reason:
+                self.say(f"{claim.id}: not measured on the {testbed.where}: {reason}")
+                if self.on == "auto" and testbed.where == "engine":
+                    rows.append(self._measure(claim, self._simulated_testbed()))
+        return rows
 
     def _measure(self, claim: Claim, testbed: Testbed) -> Row:
         context = Context(
@@ -334,11 +287,11 @@ class Session:
         )
         started = time.perf_counter()
         outcome = claim.measure(context)
-        on = testbed.description if outcome.where != "scheduler" else "the scheduler alone, on this host"
+        is_elsewhere = outcome.where in ("scheduler", "arithmetic")
         return Row(
             claim,
             outcome,
-            on,
+            outcome.place or testbed.description,
             self.is_quick,
             time.perf_counter() - started,
             date.today().isoformat(),
@@ -346,6 +299,8 @@ class Session:
             flags=self.flags,
             versions=versions(),
             prices=context.prices.rows,
+            machine="" if is_elsewhere else testbed.machine,
+            is_gpu=not is_elsewhere and testbed.is_gpu,
         )
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.config import EngineConfig
 from headway.console.flags import add_flags, engine_flags
-from headway.console.output_files import write_json, write_text
+from headway.console.output_files import check_writable, write_json, write_text
 from headway.errors import ConfigError
 from headway.progress import progress_bar
 from headway_lab.bench.pricing import add_price_flag
@@ -49,6 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", metavar="DIR", help="Real data, used instead of stand-ins where it is there.")
     add_price_flag(parser, more=" Of each run of a claim.")
     parser.add_argument("--note", metavar="TEXT", help="Stands above the table that is written.")
+    parser.add_argument(
+        "--table",
+        action="append",
+        metavar="DIR",
+        help="Measure nothing: print the table of the thirty published numbers, from results that --output has written "
+        "to DIR. May be given several times.",
+    )
+    parser.add_argument("--html", metavar="FILE", help="With --table: also write the page of these results.")
     add_flags(parser, engine_flags())
 
 
@@ -60,6 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
         for claim in claims:
             print(f"{claim.id:<18}{claim.title}\n{'':18}{claim.published}\n{'':18}{claim.source}")
         return 0
+    if arguments.table or arguments.html:
+        return _show_kept(arguments)
     from headway_lab.claims.claim_results import Results, Session, measure_all
 
     folder = _folder(arguments.output)
@@ -97,6 +107,28 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _show_kept(arguments: argparse.Namespace) -> int:
+    """Print the table of the thirty published numbers, and write the page, from kept results."""
+    from headway_lab.claims.claim_results import Results
+    from headway_lab.claims.claims_page import claims_page
+    from headway_lab.claims.numbers_table import best_rows, numbers_markdown
+
+    if not arguments.table:
+        raise ConfigError("--html goes with --table DIR, which says whose results; --output writes a page beside them.")
+    if arguments.names or arguments.output:
+        raise ConfigError("--table measures nothing: leave out --output and the names of claims.")
+    kept = [Results.load(Path(folder).expanduser()) for folder in arguments.table]
+    for folder, results in zip(arguments.table, kept, strict=True):
+        if not results.rows:
+            raise ConfigError(f"There are no results in '{folder}': 'headway claims --output {folder}' writes some.")
+    rows = best_rows(kept)
+    if arguments.html:
+        check_writable(arguments.html)
+        write_text(arguments.html, claims_page(rows, "\n\n".join(one.note for one in kept if one.note)).render())
+    print(numbers_markdown(rows), end="")
+    return 0
+
+
 def _show(row: Row) -> None:
     """Print the table's columns below each other, since a terminal is too narrow for them side by side."""
     from headway_lab.claims.claim_results import HEADERS, claim_cells
@@ -120,11 +152,12 @@ def _sum_up(rows: list[Row], names: list[str]) -> None:
 
 def _write(folder: Path, results: Results) -> None:
     """Write the results after each claim, so that no result is lost if a later claim fails."""
-    from headway_lab.claims.claim_results import JSON_NAME, as_markdown, as_page
+    from headway_lab.claims.claim_results import JSON_NAME, as_markdown
+    from headway_lab.claims.claims_page import claims_page
 
     write_json(folder / JSON_NAME, results.as_json())
     write_text(folder / "claims.md", as_markdown(results))
-    write_text(folder / "claims.html", as_page(results).render())
+    write_text(folder / "claims.html", claims_page(results.rows, results.note).render())
 
 
 def _folder(text: str | None) -> Path | None:

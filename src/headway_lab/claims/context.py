@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from headway.errors import HeadwayError
 from headway.progress import Meter
 from headway_lab.bench.online_metrics import OnlineMetrics
 from headway_lab.claims.claim import EngineUse, Outcome, Where, times
@@ -29,6 +30,10 @@ _CPU_SHARE = 4
 
 NORMALISED = "median_normalised_ms"
 """Median over requests of the time from arrival to the last token, divided by the number of tokens."""
+
+
+class Infeasible(HeadwayError):
+    """A claim cannot be measured on this testbed. The message is a clause that says why, and what to do about it."""
 
 
 def no_bar(num_requests: int, title: str) -> AbstractContextManager[Meter | None]:

@@ -55,7 +55,7 @@ def anyscale(context: Context, count: int) -> Drawn:
     part = context.divisor
     output = {"kind": "exponential", "mean": 128 / part, "cap": 1536 // part}
     text = f"{count} prompts of {512 // part} tokens, answers exponential with mean {128 // part} up to {1536 // part}"
-    return _draw(context, count, {"input": 512 // part, "output": output}, text)
+    return draw(context, count, {"input": 512 // part, "output": output}, text)
 
 
 def orca(context: Context, count: int) -> Drawn:
@@ -65,7 +65,7 @@ def orca(context: Context, count: int) -> Drawn:
         "input": {"kind": "uniform", "low": max(1, 32 // part), "high": 512 // part},
         "output": {"kind": "uniform", "low": 1, "high": 128 // part},
     }
-    return _draw(context, count, lengths, f"in U({max(1, 32 // part)}, {512 // part}), out U(1, {128 // part})")
+    return draw(context, count, lengths, f"in U({max(1, 32 // part)}, {512 // part}), out U(1, {128 // part})")
 
 
 def chat(context: Context, count: int) -> Drawn:
@@ -74,14 +74,14 @@ def chat(context: Context, count: int) -> Drawn:
     limits = {"max_input": CHAT_MAX_INPUT // part, "min_output": 2, "max_output": CHAT_MAX_OUTPUT // part}
     if (file := context.data_file(AZURE)) is not None and part == 1:
         trace = {"file": str(file), "order": "random"}
-        return _draw(context, count, {"trace": trace, "limits": limits}, "lengths of the Azure chat trace")
+        return draw(context, count, {"trace": trace, "limits": limits}, "lengths of the Azure chat trace")
     lengths = {
         "input": {"kind": "lognormal", "mean": 1105 / part, "sigma": 0.8, "cap": CHAT_MAX_INPUT // part},
         "output": {"kind": "lognormal", "mean": 265 / part, "sigma": 0.7, "cap": CHAT_MAX_OUTPUT // part},
         "limits": limits,
     }
     text = f"lognormal lengths with the means of the Azure chat trace ({1105 // part} in, {265 // part} out)"
-    return _draw(context, count, lengths, text)
+    return draw(context, count, lengths, text)
 
 
 def applications(context: Context, count: int) -> Drawn:
@@ -89,7 +89,7 @@ def applications(context: Context, count: int) -> Drawn:
     part = context.divisor
     prompts = {"kind": "lognormal", "median": 150 / part, "sigma": 0.9, "cap": 1000 // part}
     # The answers of this draw are not lengths: they are the true lengths in percent of the usual ones.
-    drawn = _draw(context, count, {"input": prompts, "output": {"kind": "lognormal", "median": 100, "sigma": 0.25}}, "")
+    drawn = draw(context, count, {"input": prompts, "output": {"kind": "lognormal", "median": 100, "sigma": 0.25}}, "")
     work = [
         dataclasses.replace(
             one,
@@ -106,24 +106,40 @@ def applications(context: Context, count: int) -> Drawn:
     return Drawn(work, text)
 
 
+def spread_answers(context: Context, count: int) -> Drawn:
+    """Answers of 10 to 500 tokens with a mean near 100, to prompts with a mean of 256."""
+    part = context.divisor
+    low, high = max(1, 10 // part), 500 // part
+    lengths = {
+        "input": {"kind": "lognormal", "mean": 256 / part, "sigma": 0.8, "cap": 1536 // part},
+        "output": {"kind": "exponential", "mean": 100 / part, "cap": high},
+        "limits": {"min_output": low},
+    }
+    text = (
+        f"{count} prompts of lognormal length (mean {256 // part}, sigma 0.8), answers of {low} to {high} tokens, mean "
+        f"near {100 // part}"
+    )
+    return draw(context, count, lengths, text)
+
+
 def sharegpt(context: Context, count: int) -> Drawn:
     """The chat lengths of the Sarathi-Serve paper: in P50 1730, P90 5696; out P50 415, P90 834; 8,192 together."""
     limits = {"max_total": 8192}
     if (file := context.data_file(SARATHI)) is not None:
         trace = {"file": str(file), "order": "random"}
-        return _draw(context, count, {"trace": trace, "limits": limits}, "the paper's own lengths")
+        return draw(context, count, {"trace": trace, "limits": limits}, "the paper's own lengths")
     lengths = {
         "input": {"kind": "lognormal", "median": 1730, "sigma": 0.93, "cap": 8000},
         "output": {"kind": "lognormal", "median": 415, "sigma": 0.545, "cap": 2000},
         "limits": limits,
     }
-    return _draw(context, count, lengths, "lognormal lengths with the paper's P50 and P90")
+    return draw(context, count, lengths, "lognormal lengths with the paper's P50 and P90")
 
 
 def mixed(context: Context, count: int) -> Drawn:
     """Nine short prompts for each long document; both get answers of a chat's lengths."""
     part = context.divisor
-    short = _draw(
+    short = draw(
         context,
         count,
         {
@@ -133,7 +149,7 @@ def mixed(context: Context, count: int) -> Drawn:
         "",
     )
     long_input = {"kind": "uniform", "low": 4000 // part, "high": 7000 // part}
-    documents = _draw(context, count, {"input": long_input, "output": 150 // part}, "")
+    documents = draw(context, count, {"input": long_input, "output": 150 // part}, "")
     work = [
         dataclasses.replace(one, prompt_token_ids=documents.work[place].prompt_token_ids) if place % 10 == 5 else one
         for place, one in enumerate(short.work)
@@ -149,18 +165,18 @@ def shared_prefix(context: Context, count: int, *, prefix: int, tail: int, out: 
     """Requests that all begin with the same tokens."""
     content = {"kind": "shared_prefix", "prefixes": 1, "prefix_tokens": prefix}
     text = f"{count} requests, {prefix:,} common + {tail} own tokens in, {out} out"
-    return _draw(context, count, {"input": tail, "output": out, "content": content}, text)
+    return draw(context, count, {"input": tail, "output": out, "content": content}, text)
 
 
 def power_law(context: Context, count: int) -> Drawn:
     """Many short and a few very long requests: Zipf-like lengths with means near 256, up to 6,000 tokens together."""
     lengths = {"kind": "zipf", "exponent": 1.4, "low": 16, "high": 3000}
     text = "power-law lengths (16 to 3,000 in and out)"
-    return _draw(context, count, {"input": lengths, "output": lengths}, text)
+    return draw(context, count, {"input": lengths, "output": lengths}, text)
 
 
 def equal(context: Context, count: int, *, num_in: int, num_out: int) -> Drawn:
-    return _draw(context, count, {"input": num_in, "output": num_out}, f"{num_in} tokens in, {num_out} out")
+    return draw(context, count, {"input": num_in, "output": num_out}, f"{num_in} tokens in, {num_out} out")
 
 
 def with_options(work: Work, options: Sequence[dict[str, Any]]) -> list[BenchRequest]:
@@ -171,7 +187,8 @@ def with_options(work: Work, options: Sequence[dict[str, Any]]) -> list[BenchReq
     ]
 
 
-def _draw(context: Context, count: int, options: dict[str, Any], text: str) -> Drawn:
+def draw(context: Context, count: int, options: dict[str, Any], text: str) -> Drawn:
+    """A workload with these options, one request a second. The `text` says what it is."""
     workload = workload_from_options({"arrivals": {"kind": "poisson", "rate": 1.0}, **options})
     return Drawn(workload.draw(vocab_size=context.testbed.vocab_size, num_requests=count), text)
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headway.errors import ConfigError
 from headway_lab.bench.environment import device_name
 from headway_lab.bench.online_metrics import OnlineMetrics
 from headway_lab.bench.replay import check_room, replay
 from headway_lab.bench.timelines import RequestTimeline
 from headway_lab.claims.claim import Where
 from headway_lab.sim import Calibration, simulate
+from headway_lab.sim.calibration_run import DEFAULT_SECONDS, calibrate
 from headway_lab.sim.kv_variant import with_kv_format
 from headway_lab.sim.setup import check_work, set_up
 from headway_lab.workload.bench_requests import BenchRequest, Work, highest_token_id
@@ -96,6 +100,16 @@ class Testbed(Protocol):
         ...
 
     @property
+    def machine(self) -> str:
+        """The machine alone."""
+        ...
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether that machine is a GPU, real or simulated."""
+        ...
+
+    @property
     def trust(self) -> str:
         """A short text on how large the errors of its numbers may be; empty if they are measured."""
         ...
@@ -142,8 +156,13 @@ class Testbed(Protocol):
         cache. The KV memory and the longest request can be made smaller."""
         ...
 
-    def use_kv_dtype(self, kv_dtype: str | None) -> None:
-        """Keep keys and values in this format from now on; `None`: the format at the start."""
+    def use(self, **options: Any) -> None:
+        """Serve with these options from now on, in place of those of the last call: what cannot change once a model is
+        loaded. Without options it is as at the start."""
+        ...
+
+    def simulated(self) -> SimulatedTestbed:
+        """A simulator of this machine, calibrated now if it is a real one."""
         ...
 
 
@@ -154,11 +173,20 @@ class EngineTestbed:
         self._load = load
         self._name = name
         self._model = _loaded(load())
+        self._options: dict[str, Any] = {}
 
     @property
     def description(self) -> str:
         plan = self._model.plan
-        return f"engine: {self._name} on {device_name(plan.device)}, {plan.dtype}, KV {plan.kv_dtype}"
+        return f"engine: {self._name} on {self.machine}, {plan.dtype}, KV {plan.kv_dtype}"
+
+    @property
+    def machine(self) -> str:
+        return device_name(self._model.plan.device)
+
+    @property
+    def is_gpu(self) -> bool:
+        return not self.is_cpu
 
     @property
     def trust(self) -> str:
@@ -214,14 +242,39 @@ class EngineTestbed:
             raise RuntimeError(f"{done.num_lost} requests did not get their tokens; the measurement is void")
         return Run(done.timelines, done.duration_s, watch.waste, watch.num_running, done.prompt_share)
 
-    def use_kv_dtype(self, kv_dtype: str | None) -> None:
-        """Load the model again, since memory was laid out for the other format."""
-        self._model.shutdown()
-        self._model = _loaded(self._load(**({} if kv_dtype is None else {"kv_cache_dtype": kv_dtype})))
+    def use(self, **options: Any) -> None:
+        """Load the model again if these are other options."""
+        if options != self._options:
+            self._model.shutdown()
+            self._model = _loaded(self._load(**options))
+            self._options = options
+
+    def simulated(self) -> SimulatedTestbed:
+        """Calibrate the engine, with the model as it is loaded."""
+        return SimulatedTestbed(calibrate(self._model.reschedule(), model=self._name, seconds=DEFAULT_SECONDS))
 
     def close(self) -> None:
         """Free the model."""
         self._model.shutdown()
+
+    def engine(self, **options: Any) -> LLMEngine:
+        """The engine with a scheduler with these options, for what is no work of fixed lengths. It is that of the
+        testbed: use it before the next run."""
+        return self._model.reschedule(**options)
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Free the GPU's memory for something else, and load the model again afterwards. On a CPU both have room."""
+        if self.is_cpu:
+            yield
+            return
+        self._model.shutdown()
+        _free_cached_memory()
+        try:
+            yield
+        finally:
+            _free_cached_memory()
+            self._model = _loaded(self._load())
 
     def _part(self, kv_tokens: int | None, max_model_len: int | None) -> dict[str, int]:
         """The memory and the longest request as options, at most as large as the engine's."""
@@ -238,6 +291,14 @@ def _loaded(engine: LLMEngine) -> LoadedModel:
     from headway.engine.loaded_model import LoadedModel
 
     return LoadedModel(engine)
+
+
+def _free_cached_memory() -> None:
+    """Give memory that torch keeps for later back to the device."""
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 class _Watch:
@@ -280,10 +341,22 @@ class SimulatedTestbed:
         return cls(Calibration.find(SHIPPED if path is None else path))
 
     @property
+    def calibration(self) -> Calibration:
+        """The simulated machine, for claims that simulate more than one engine."""
+        return self._first
+
+    @property
     def description(self) -> str:
         calibration = self._first
-        machine = f"{calibration.model or 'a model'} on {calibration.device_name or calibration.device}"
-        return f"simulator: {machine}; {self.trust}"
+        return f"simulator: {calibration.model or 'a model'} on {self.machine}; {self.trust}"
+
+    @property
+    def machine(self) -> str:
+        return self._first.device_name or self._first.device
+
+    @property
+    def is_gpu(self) -> bool:
+        return self._first.device_kind == "cuda"
 
     @property
     def trust(self) -> str:
@@ -340,6 +413,17 @@ class SimulatedTestbed:
         share = done.token_time.prompt_share
         return Run(done.timelines, done.duration_s, done.waste, done.num_running, share)
 
-    def use_kv_dtype(self, kv_dtype: str | None) -> None:
-        """Adjust what is known without measuring."""
-        self._calibration = self._first if kv_dtype is None else with_kv_format(self._first, kv_dtype)
+    def use(self, **options: Any) -> None:
+        """Adjust what is known without measuring. A KV format: a token takes fewer bytes, so more tokens fit, and
+        reading one takes less time. A longest request: the cost model is continued to it."""
+        unknown = sorted(options.keys() - {"kv_cache_dtype", "max_model_len", "speculation"})
+        if unknown:
+            raise ConfigError(f"What '{unknown[0]}' changes cannot be simulated; run the claim with --on engine.")
+        self._calibration = self._first
+        if (longest := options.get("max_model_len")) is not None:
+            self._calibration = dataclasses.replace(self._calibration, max_model_len=longest)
+        if (kv_dtype := options.get("kv_cache_dtype")) is not None:
+            self._calibration = with_kv_format(self._calibration, kv_dtype)
+
+    def simulated(self) -> SimulatedTestbed:
+        return self

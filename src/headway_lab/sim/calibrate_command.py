@@ -58,12 +58,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def calibrate_with_bar(engine: LLMEngine, *, model: str, seconds: float) -> Calibration:
+def calibrate_with_bar(engine: LLMEngine, *, model: str, seconds: float, temperature: float = 1.0) -> Calibration:
     """Calibrate, and show the progress."""
     from headway_lab.sim.calibration_run import calibrate
 
     with meter(1.0, "Calibrating") as shown:
-        return calibrate(engine, model=model, seconds=seconds, progress=shown)
+        return calibrate(engine, model=model, seconds=seconds, temperature=temperature, progress=shown)
 
 
 def print_calibration(calibration: Calibration) -> None:

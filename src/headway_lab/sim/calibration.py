@@ -22,6 +22,7 @@ from headway.errors import ConfigError, did_you_mean
 from headway.settings import CacheSettings, SchedulerSettings
 from headway_lab.bench.environment import device_name, versions
 from headway_lab.sim.cost_model import CostModel, Link, Ranks, non_negative_least_squares
+from headway_lab.sim.drafting import Drafting
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
@@ -98,6 +99,7 @@ class Machine:
     bytes_per_block: int = 0
     ranks: Ranks = field(default_factory=Ranks)
     """What each rank sends, if the machine is one of several devices that have a part of the model each."""
+    drafting: Drafting = field(default_factory=Drafting)
     link: Link = field(default_factory=Link)
     """The link from each rank to the others, and to other machines."""
 
@@ -114,6 +116,8 @@ class Calibration:
     block_size: int
     max_model_len: int
     vocab_size: int
+    drafting: Drafting = field(default_factory=Drafting)
+    """What guesses add to steps, if the measured engine made some."""
     scheduler: Mapping[str, Any] = field(default_factory=dict)
     """Options of the engine's scheduler, with the defaults of its device."""
     cache: Mapping[str, Any] = field(default_factory=dict)
@@ -136,7 +140,9 @@ class Calibration:
     """What `headway sim-check` has found about simulations with this file."""
 
     @staticmethod
-    def of_engine(engine: LLMEngine, cost: CostModel, host: HostTime, *, model: str = "") -> Calibration:
+    def of_engine(
+        engine: LLMEngine, cost: CostModel, host: HostTime, *, drafting: Drafting | None = None, model: str = ""
+    ) -> Calibration:
         """Read from the engine what a simulation has to know."""
         plan = engine.plan
         cache = engine.config.cache
@@ -148,6 +154,7 @@ class Calibration:
             block_size=plan.block_size,
             max_model_len=plan.max_model_len,
             vocab_size=engine.model_config.vocab_size,
+            drafting=drafting or Drafting(),
             scheduler=engine.config.scheduler.as_options(),
             cache={name: getattr(cache, name) for name in CACHE_OPTIONS},
             num_host_slots=plan.num_host_slots,
@@ -182,6 +189,7 @@ class Calibration:
             restore_block_s=self.restore_block_s,
             bytes_per_block=self.bytes_per_block,
             ranks=self.ranks,
+            drafting=self.drafting,
             link=link or Link(),
         )
 
@@ -202,12 +210,15 @@ class Calibration:
 
     def scaled(self, factor: float) -> Calibration:
         """The same machine with all times multiplied by `factor`."""
-        return dataclasses.replace(self, cost=self.cost.scaled(factor), host=self.host.scaled(factor))
+        return dataclasses.replace(
+            self, cost=self.cost.scaled(factor), host=self.host.scaled(factor), drafting=self.drafting.scaled(factor)
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The content of the file."""
         plain = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        return {"kind": _KIND, "format": FORMAT, **plain, "cost": self.cost.as_json(), "host": self.host.as_json()}
+        parts = {"cost": self.cost.as_json(), "host": self.host.as_json(), "drafting": self.drafting.as_json()}
+        return {"kind": _KIND, "format": FORMAT, **plain, **parts}
 
     def save(self, path: str | Path) -> None:
         """Write the calibration as JSON; `ConfigError` if it cannot be written."""
@@ -283,6 +294,7 @@ def _parse(document: dict[str, Any]) -> Calibration:
             **document,
             "cost": CostModel.from_json(document["cost"]),
             "host": HostTime.from_json(document["host"]),
+            "drafting": Drafting.from_json(document.get("drafting", {})),
         }
     )
     check_names([*parsed.scheduler, *parsed.cache])

@@ -18,6 +18,7 @@ same small step is timed, and the times of a wave are divided by it before they 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 import statistics
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING
 from headway.sampling_params import SamplingParams
 from headway_lab.sim.calibration import Calibration, HostTime
 from headway_lab.sim.cost_model import CostModel
+from headway_lab.sim.drafting import DraftedStep, Drafting, acceptance_of, guess_counts
 from headway_lab.sim.step_timing import Now, StepMeter, StepSample, metered
 
 if TYPE_CHECKING:
@@ -159,7 +161,9 @@ def calibrate(
     """Measure the engine for about `seconds` by its clock. It must be idle and warm. `model` is its name, for
     people."""
     measured = measure_waves(engine, seconds=seconds, seed=seed, temperature=temperature, progress=progress, now=now)
-    return Calibration.of_engine(engine, _fit_cost(measured), _fit_host(measured), model=model)
+    cost, drafting = _fit_cost(measured, has_draft_model=engine.config.scheduler.speculation == "draft")
+    drafting = dataclasses.replace(drafting, acceptance=acceptance_of(*guess_counts(engine)))
+    return Calibration.of_engine(engine, cost, _fit_host(measured), drafting=drafting, model=model)
 
 
 @dataclass(frozen=True)
@@ -170,13 +174,21 @@ class MeasuredWave:
     reference_s: float
 
 
-def _fit_cost(measured: Sequence[MeasuredWave]) -> CostModel:
-    """Fit a cost model to all steps, scaled as if the machine had always had its mean speed."""
+def _fit_cost(measured: Sequence[MeasuredWave], *, has_draft_model: bool) -> tuple[CostModel, Drafting]:
+    """Fit a cost model to all steps, scaled as if the machine had always had its mean speed; and what guesses add to
+    steps, if there were some, which is taken from them before."""
     usual_s = _usual(measured)
     steps = [
-        (sample.work, sample.duration_s * usual_s / wave.reference_s) for wave in measured for sample in wave.samples
+        DraftedStep(sample.work, sample.duration_s * usual_s / wave.reference_s, sample.drafts)
+        for wave in measured
+        for sample in wave.samples
     ]
-    return CostModel.fit(steps, spread_of=[(s.work, s.duration_s) for wave in measured for s in wave.samples])
+    drafting = Drafting.fit(steps, has_model=has_draft_model)
+    rows = [(step.work, max(step.seconds - drafting.seconds(step.drafts), 0.1 * step.seconds)) for step in steps]
+    plain = [
+        (sample.work, sample.duration_s) for wave in measured for sample in wave.samples if not sample.drafts.num_tokens
+    ]
+    return CostModel.fit(rows, spread_of=plain or None), drafting
 
 
 def _fit_host(measured: Sequence[MeasuredWave]) -> HostTime:

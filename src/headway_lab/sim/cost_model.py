@@ -282,16 +282,27 @@ def _fit_with_lone_rows(steps: Sequence[MeasuredStep]) -> CostModel:
     return dataclasses.replace(model, lone_factor=float(np.mean(ratios)) if ratios else 1.0)
 
 
+def fit_beside(steps: Sequence[MeasuredStep], others: NDArray[np.float64]) -> list[float]:
+    """Seconds for each of some other terms of these steps, given as columns, when they are fitted together with those
+    of the cost model. Steps of a single row are left out, since they have a factor of their own."""
+    kept = [place for place, (work, _) in enumerate(steps) if work.num_tokens > 1]
+    terms = np.array([_terms(steps[place][0]) for place in kept])
+    seconds = np.array([steps[place][1] for place in kept])
+    return list(_fit_terms(np.hstack([terms, others[kept]]), seconds)[-others.shape[1] :])
+
+
 def _fit(steps: Sequence[MeasuredStep]) -> tuple[float, ...]:
+    return _fit_terms(np.array([_terms(work) for work, _ in steps]), np.array([duration_s for _, duration_s in steps]))
+
+
+def _fit_terms(terms: NDArray[np.float64], seconds: NDArray[np.float64]) -> tuple[float, ...]:
     """Fit the terms to relative errors, so that short steps are met as well as long ones. Their absolute values count,
     not their squares, so that a few slow steps do not bend the model. At the end everything is scaled so that the sums
     of expected and of measured times agree, since a simulation needs the mean. Much too slow steps are left out."""
-    terms = np.array([_terms(work) for work, _ in steps])
-    seconds = np.array([duration_s for _, duration_s in steps])
     expected = seconds
     coefficients = np.zeros(terms.shape[1])
-    deviations = np.ones(len(steps))
-    usual = np.ones(len(steps), dtype=bool)
+    deviations = np.ones(len(seconds))
+    usual = np.ones(len(seconds), dtype=bool)
     for _ in range(_NUM_ROUNDS):
         weights = np.where(usual, 1.0 / (expected * np.sqrt(np.maximum(deviations, _SMALL_DEVIATION))), 0.0)
         coefficients = non_negative_least_squares(terms * weights[:, None], seconds * weights)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from headway.engine.engine_core import CoreStep, EngineCore
 from headway.executor.simulated import Arrivals, SimulatedExecutor, SimulatedTransfers, StepTime, VirtualClock
 from headway.settings import CacheSettings, SchedulerSettings
 from headway_lab.sim.calibration import Machine
+from headway_lab.sim.drafting import Drafting, Drafts
 
 if TYPE_CHECKING:
     pass
@@ -32,7 +33,7 @@ class Variation:
     def step_time(self, machine: Machine, clock: VirtualClock) -> StepTime:
         """A function for the time of a step, on a device with this clock."""
         cost = machine.cost
-        step_s: StepTime = cost.step_s
+        step_s: StepTime = cost.step_s if machine.drafting.is_free else _with_drafts(cost.step_s, machine.drafting)
         speed = self.speed
         if self.seed is not None and len(cost.spread) > 1:
             step_s = _spread(step_s, cost.spread, random.Random(self.seed))
@@ -54,6 +55,14 @@ def _spread(step_s: StepTime, quantiles: tuple[float, ...], rng: random.Random) 
     return drawn_s
 
 
+def _with_drafts(step_s: StepTime, drafting: Drafting) -> StepTime:
+    def drafted_s(output: SchedulerOutput) -> float:
+        plain_s = step_s(output)
+        return max(plain_s + drafting.seconds(Drafts.of(output)), 0.3 * plain_s)  # a fitted line has no bound
+
+    return drafted_s
+
+
 def _with_ranks(step_s: StepTime, machine: Machine) -> StepTime:
     ranks, link = machine.ranks, machine.link
     return lambda output: step_s(output) + ranks.seconds(StepWork.of(output), link)
@@ -69,8 +78,10 @@ class Replica:
         cache: CacheSettings,
         variation: Variation,
         arrivals: Arrivals | None = None,
+        *,
+        answers: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
-        """`arrivals`: blocks that the replica fetches from others."""
+        """`arrivals`: blocks that the replica fetches from others. `answers`: the tokens of requests, by their ids."""
         self.clock = VirtualClock()
         self._after_s = machine.host.after
         self.executor = SimulatedExecutor(
@@ -78,7 +89,9 @@ class Replica:
             self.clock,
             max_in_flight=2 if machine.overlap else 1,
             host_s=machine.host.before,
-            acceptance=scheduler.synthetic_chance or 0.0,
+            acceptance=scheduler.synthetic_chance or machine.drafting.acceptance,
+            answers=answers,
+            verifies_ahead=scheduler.speculation != "draft",
             transfers=None if arrivals is None else SimulatedTransfers(arrivals, self.clock),
         )
         self.core = EngineCore(

@@ -113,6 +113,23 @@ def check_ranks(calibration: Calibration, tensor_parallel_size: int | None) -> N
         )
 
 
+def check_guesses(machine: Machine, scheduler: SchedulerSettings, answers: Sequence[Sequence[int]] | None) -> None:
+    """`ConfigError` if it is not known how many guesses are right."""
+    if answers is not None and machine.overlap:
+        raise ConfigError(
+            "Answers can be replayed where steps run one after the other. Here the device guesses while steps overlap: "
+            "say with spec_synthetic_acceptance how many tokens a step guesses bring."
+        )
+    if scheduler.speculation == "off" or scheduler.spec_synthetic_acceptance or answers is not None:
+        return
+    if scheduler.speculation == "draft" and machine.drafting.acceptance:
+        return
+    raise ConfigError(
+        "A simulation has no text to guess tokens from: say with spec_synthetic_acceptance how many tokens a step "
+        "guesses bring, or leave speculation 'off'."
+    )
+
+
 def _divided(num_bytes: int, bytes_per_block: int, name: str) -> int:
     num_blocks = num_bytes // bytes_per_block if bytes_per_block else 0
     if num_blocks < 1:

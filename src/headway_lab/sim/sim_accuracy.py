@@ -23,6 +23,7 @@ from headway_lab.bench.online_metrics import OnlineMetrics
 from headway_lab.bench.replay import replay
 from headway_lab.sim.calibration import Calibration
 from headway_lab.sim.cost_model import FitError, fit_errors
+from headway_lab.sim.drafting import acceptance_of, guess_counts
 from headway_lab.sim.simulate import simulate
 from headway_lab.sim.step_timing import Now, SpeedProfile, metered
 from headway_lab.workload.bench_requests import BenchRequest, Work
@@ -180,6 +181,7 @@ def check(
     if num_warm_up:
         beginning = apart(work[:num_warm_up], uuid.uuid4().hex)
         replay(engine, beginning, temperature=temperature, now=now, sleep=sleep)
+    before = guess_counts(engine)
     started_s = now()
     with metered(engine, now=now) as meter:
         result = replay(
@@ -193,25 +195,41 @@ def check(
         )
         samples = list(meter.samples)
     measured = OnlineMetrics.of(result.timelines, result.duration_s)
-    speed = SpeedProfile.of(calibration.cost, samples, started_s=started_s)
-    simulated = _simulated(engine, calibration, work, seed)
-    steps = [(sample.work, sample.duration_s) for sample in samples]
+    calibration, answers = _with_guesses(engine, calibration, result.answers, before)
+    speed = SpeedProfile.of(calibration.cost, samples, started_s=started_s, drafting=calibration.drafting)
+    simulated = _simulated(engine, calibration, work, seed, answers=answers)
+    plain = [(sample.work, sample.duration_s) for sample in samples if not sample.drafts.num_tokens]
     return Check(
         name=name,
         num_requests=len(work),
         rate=rate,
         load=load,
         speed=speed.overall,
-        rows=error_rows(measured, simulated, _simulated(engine, calibration, work, None, speed)),
-        step_errors=fit_errors(calibration.cost.seconds, steps),
+        rows=error_rows(measured, simulated, _simulated(engine, calibration, work, None, speed, answers=answers)),
+        step_errors=fit_errors(calibration.cost.seconds, plain),
         measured=measured,
         simulated=simulated,
     )
 
 
+def _with_guesses(
+    engine: LLMEngine, calibration: Calibration, answers: Sequence[Sequence[int]], before: tuple[int, int, int]
+) -> tuple[Calibration, Sequence[Sequence[int]] | None]:
+    """What a simulation takes from the real run, since it has no text: the answers, in which guesses are looked up; or,
+    of a draft model, how many of its guesses were right. Like lengths, these belong to the work."""
+    settings = engine.config.scheduler
+    if settings.speculation == "off" or settings.spec_synthetic_acceptance:
+        return calibration, None
+    if settings.speculation == "ngram":
+        return calibration, answers
+    counts = [now - then for now, then in zip(guess_counts(engine), before, strict=True)]
+    drafting = dataclasses.replace(calibration.drafting, acceptance=acceptance_of(*counts))
+    return dataclasses.replace(calibration, drafting=drafting), None
+
+
 def rate_at_once(engine: LLMEngine, calibration: Calibration, work: Work, *, seed: int = 0) -> float:
-    """Requests a second when all are there at once, by simulation."""
-    return _simulated(engine, calibration, at_once(work), seed).requests_s
+    """Requests a second when all are there at once, by simulation. Guesses in text that is not known count as none."""
+    return _simulated(engine, calibration, at_once(work), seed, has_guesses=False).requests_s
 
 
 def at_once(work: Work) -> list[BenchRequest]:
@@ -232,14 +250,25 @@ def apart(work: Work, salt: str) -> list[BenchRequest]:
 
 
 def _simulated(
-    engine: LLMEngine, calibration: Calibration, work: Work, seed: int | None, speed: SpeedProfile | None = None
+    engine: LLMEngine,
+    calibration: Calibration,
+    work: Work,
+    seed: int | None,
+    speed: SpeedProfile | None = None,
+    *,
+    answers: Sequence[Sequence[int]] | None = None,
+    has_guesses: bool = True,
 ) -> OnlineMetrics:
+    scheduler = engine.config.scheduler
+    if not has_guesses and not scheduler.spec_synthetic_acceptance:
+        scheduler = dataclasses.replace(scheduler, speculation="off")
     result = simulate(
         work,
         calibration.machine(),
-        engine.config.scheduler,
+        scheduler,
         engine.config.cache,
         seed=seed,
         speed=None if speed is None else speed.at,
+        answers=answers,
     )
     return OnlineMetrics.of(result.timelines, result.duration_s)

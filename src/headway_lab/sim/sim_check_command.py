@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.config import EngineConfig
-from headway.console.flags import add_flags, engine_flags, positive
+from headway.console.flags import add_flags, engine_flags, number, positive
 from headway.console.output_files import check_writable, print_table, write_json, write_text
 from headway.errors import ConfigError
 from headway.progress import progress_bar
@@ -53,47 +54,104 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--calibration", metavar="FILE", help="A calibration of this engine. Default: calibrate right before each load."
     )
     add_calibration_flags(parser)
+    parser.add_argument(
+        "--variant",
+        action="append",
+        default=[],
+        metavar="'NAME OPTION=VALUE …'",
+        help="Check an engine with these options, besides those of the command, e.g. 'fp8 quantization=fp8'. May be "
+        "given several times: each variant is loaded, calibrated and checked by itself, and one table shows all.",
+    )
+    parser.add_argument(
+        "--temperature",
+        type=number(0.0, 10.0),
+        default=_TEMPERATURE,
+        metavar="T",
+        help="Of all requests. At 0 a model repeats itself, which guesses of --speculation ngram live on. "
+        "(default: %(default)g)",
+    )
     parser.add_argument("--markdown", metavar="FILE", help="Write the tables here.")
     parser.add_argument("--output-json", metavar="FILE", help="Write everything here.")
     parser.add_argument(
         "--save-calibration",
         metavar="FILE",
         help="Write the last calibration here with the errors that were found, beside those it has already, for "
-        "'headway sim' to show.",
+        "'headway sim' to show. With several variants, {variant} in the name stands for theirs.",
     )
     add_work_flags(parser)
     add_flags(parser, engine_flags())
 
 
 def run(arguments: argparse.Namespace) -> int:
-    check_writable(arguments.markdown, arguments.output_json, arguments.save_calibration)
+    from headway_lab.sim.sim_variants import errors_table, file_of, parse_variants
+
     if arguments.load and arguments.rate:
         raise ConfigError("--load and --rate both say how fast requests arrive; give one of them.")
-    config = EngineConfig.from_options(**engine_options(arguments))
+    variants = parse_variants(arguments.variant)
+    saved = {one.name: file_of(arguments.save_calibration, one, num_variants=len(variants)) for one in variants}
+    check_writable(arguments.markdown, arguments.output_json, *saved.values())
+    if arguments.calibration is not None and len(variants) > 1:
+        raise ConfigError("--calibration is that of one engine: leave it out, and each variant is calibrated.")
+    options = engine_options(arguments)
+    configs = {one.name: EngineConfig.from_options(**{**options, **one.options}) for one in variants}
     workload = load_work(arguments)
     calibration = None if arguments.calibration is None else load_calibration(arguments.calibration)
+    sessions = {}
+    for name, config in configs.items():
+        sessions[name] = _check_engine(arguments, config, workload, calibration, name)
+        if (path := saved[name]) is not None:
+            sessions[name].save(path)
+    table = errors_table([check for session in sessions.values() for check in session.checks])
+    if len(variants) > 1:
+        print_table(*table)
+    _write(arguments, sessions, table)
+    return 0
 
+
+def _check_engine(
+    arguments: argparse.Namespace,
+    config: EngineConfig,
+    workload: Workload,
+    calibration: Calibration | None,
+    name: str,
+) -> _Session:
+    """Load an engine, check it, and free its memory."""
     from headway.console.loading import load_engine, model_title, stderr_console
-    from headway_lab.sim.sim_report import checks_markdown
 
     engine = load_engine(config, stderr_console(), quiet=True, warm=True)
-    session = _Session(arguments, engine, model_title(config), workload, calibration)
-    if arguments.check_capacity:
-        session.check(rate=math.inf)
-    if arguments.rate:
-        session.check(rate=arguments.rate)
-    for load in [] if arguments.rate else arguments.load or [0.5, 0.9]:
-        session.check(load=load)
-    calibration, checks = session.calibration, session.checks
+    session = _Session(arguments, engine, model_title(config), workload, calibration, name)
+    try:
+        if arguments.check_capacity:
+            session.check(rate=math.inf)
+        if arguments.rate:
+            session.check(rate=arguments.rate)
+        for load in [] if arguments.rate else arguments.load or [0.5, 0.9]:
+            session.check(load=load)
+    finally:
+        engine.shutdown()
+    return session
+
+
+def _write(
+    arguments: argparse.Namespace, sessions: Mapping[str, _Session], table: tuple[list[str], list[list[str]]]
+) -> None:
+    """Write what --markdown and --output-json ask for."""
+    from headway_lab.sim.sim_report import checks_markdown, markdown_table
+
     if arguments.markdown is not None:
-        write_text(arguments.markdown, checks_markdown(calibration, checks))
+        pages = [checks_markdown(one.calibration, one.checks, name=name) for name, one in sessions.items()]
+        summary = ["# Simulated against measured, all variants", "", *markdown_table(table), "", ""]
+        write_text(arguments.markdown, ("\n".join(summary) if len(pages) > 1 else "") + "\n".join(pages))
     if arguments.output_json is not None:
-        found = {"calibration": calibration.as_json(), "checks": [check.as_json() for check in checks]}
-        write_json(arguments.output_json, found)
-    if arguments.save_calibration is not None:
-        verified = {**(calibration.verified or {}), **_verified(checks)}
-        dataclasses.replace(calibration, verified=verified).save(arguments.save_calibration)
-    return 0
+        found = [
+            {
+                **({"variant": name} if name else {}),
+                "calibration": session.calibration.as_json(),
+                "checks": [check.as_json() for check in session.checks],
+            }
+            for name, session in sessions.items()
+        ]
+        write_json(arguments.output_json, found[0] if len(found) == 1 else {"variants": found})
 
 
 class _Session:
@@ -106,8 +164,10 @@ class _Session:
         model: str,
         workload: Workload,
         calibration: Calibration | None,
+        name: str = "",
     ) -> None:
-        self._arguments, self._engine, self._model = arguments, engine, model
+        """`name`: that of the variant, if there are several."""
+        self._arguments, self._engine, self._model, self._name = arguments, engine, model, name
         self._workload, self._given = workload, calibration
         self.checks: list[Check] = []
         self._last: Calibration | None = self._given
@@ -126,14 +186,16 @@ class _Session:
 
         arguments, engine = self._arguments, self._engine
         if self._given is None:
-            self._last = calibrate_with_bar(engine, model=self._model, seconds=arguments.seconds)
+            self._last = calibrate_with_bar(
+                engine, model=self._model, seconds=arguments.seconds, temperature=arguments.temperature
+            )
         calibration = self.calibration
         if load is not None:
             rate = load * rate_at_once(engine, calibration, self._draw(None)[:_CAPACITY_REQUESTS])
         work = self._draw(rate)
         check_work(work, calibration.machine())
         is_at_once = rate is not None and math.isinf(rate)
-        name = Path(arguments.workload).stem
+        name = ", ".join(filter(None, [self._name, Path(arguments.workload).stem]))
         with progress_bar(len(work), "real engine") as progress:
             done = check(
                 engine,
@@ -142,7 +204,7 @@ class _Session:
                 name=name,
                 rate=None if is_at_once else rate,
                 load=load,
-                temperature=_TEMPERATURE,
+                temperature=arguments.temperature,
                 num_warm_up=len(work) // 4 if engine.plan.device.startswith("cuda") else 0,
                 progress=progress,
             )
@@ -150,6 +212,11 @@ class _Session:
         print(check_title(done))
         print_table(*error_table(done))
         print(f"{speed_note(done)}\n")
+
+    def save(self, path: str) -> None:
+        """Write the last calibration, with the errors that were found."""
+        verified = {**(self.calibration.verified or {}), **_verified(self.checks)}
+        dataclasses.replace(self.calibration, verified=verified).save(path)
 
     def _draw(self, rate: float | None) -> list[Any]:
         engine = self._engine

@@ -9,6 +9,7 @@ from typing import Any
 from headway.core.step_work import StepWork
 from headway_lab.bench.timelines import percentile
 from headway_lab.sim.calibration import Calibration, Machine
+from headway_lab.sim.drafting import Drafting
 from headway_lab.sim.sim_accuracy import Check, percent_text
 from headway_lab.sim.simulate import Simulation
 from headway_lab.sim.step_timing import WINDOW_S
@@ -38,6 +39,8 @@ def calibration_facts(calibration: Calibration) -> dict[str, str]:
         f"{1e6 * (host.before_row_s + host.after_row_s):.0f} µs more for each request",
         "examples": "; ".join(f"{name} {1e3 * calibration.cost.seconds(work):.1f} ms" for name, work in _EXAMPLES),
     }
+    if calibration.drafting != Drafting():
+        facts["guesses"] = str(calibration.drafting)
     if calibration.num_host_slots:
         rate = calibration.bytes_per_block / calibration.restore_block_s / 1e9 if calibration.restore_block_s else 0.0
         facts["host cache"] = f"{calibration.num_host_slots:,} blocks, {rate:.1f} GB/s back"
@@ -94,13 +97,13 @@ def speed_note(check: Check) -> str:
     )
 
 
-def checks_markdown(calibration: Calibration, checks: Sequence[Check]) -> str:
-    """A page for docs/results."""
-    lines = ["# Simulated against measured", ""]
+def checks_markdown(calibration: Calibration, checks: Sequence[Check], *, name: str = "") -> str:
+    """A page for docs/results; `name`: that of the engine's variant, if there are several."""
+    lines = [f"# Simulated against measured{f': {name}' if name else ''}", ""]
     lines += [f"* {name}: {value}" for name, value in calibration_facts(calibration).items()]
-    lines += ["", "The cost model on steps that it was not fitted to:", "", *_markdown(fit_rows(calibration))]
+    lines += ["", "The cost model on steps that it was not fitted to:", "", *markdown_table(fit_rows(calibration))]
     for check in checks:
-        lines += ["", f"## {check_title(check)}", "", *_markdown(error_table(check)), "", speed_note(check)]
+        lines += ["", f"## {check_title(check)}", "", *markdown_table(error_table(check)), "", speed_note(check)]
     return "\n".join(lines) + "\n"
 
 
@@ -185,7 +188,8 @@ def trust_notes(calibration: Calibration) -> list[str]:
     return notes
 
 
-def _markdown(table: Table) -> list[str]:
+def markdown_table(table: Table) -> list[str]:
+    """The lines of a table in Markdown."""
     titles, rows = table
     line = ["---", *["---:"] * (len(titles) - 1)]
     return [f"| {' | '.join(cells)} |" for cells in (titles, line, *rows)]

@@ -35,6 +35,7 @@ from headway_lab.bench.replay import Agenda
 from headway_lab.bench.timelines import BatchSample, RequestTimeline, SampleLog, sample_of
 from headway_lab.sim.calibration import Machine
 from headway_lab.sim.replica import Replica, Variation
+from headway_lab.sim.setup import check_guesses
 from headway_lab.workload.bench_requests import BenchRequest
 
 if TYPE_CHECKING:
@@ -106,32 +107,31 @@ def simulate(
     roles: Roles | None = None,
     seed: int | None = 0,
     speed: Callable[[float], float] | None = None,
+    answers: Sequence[Sequence[int]] | None = None,
     progress: Meter | None = None,
 ) -> Simulation:
     """Replay the work from its first arrival to the end of its last request.
 
     `roles` are those of the replicas; without any, all do both. `seed` draws the spread of steps around their means;
     with `None`, every step takes what the cost model says. `speed`: the factor by which steps are longer at some time.
+    `answers`: the tokens of each request's answer, from which guesses are made and with which they are compared.
     """
     if num_replicas > MOST_REPLICAS:
         raise ConfigError(f"A simulation has at most {MOST_REPLICAS} replicas, not {num_replicas:,}.")
-    if scheduler.speculation != "off" and not scheduler.spec_synthetic_acceptance:
-        raise ConfigError(
-            "A simulation has no text to guess tokens from: say with spec_synthetic_acceptance how many tokens a step "
-            "guesses bring, or leave speculation 'off'."
-        )
+    check_guesses(machine, scheduler, answers)
+    texts = None if answers is None else {str(place): answer for place, answer in enumerate(answers)}
     cache = cache or CacheConfig().resolve("cpu")  # nothing of it that counts here depends on the device
     seeds = [None if seed is None else f"{seed}/{place}" for place in range(num_replicas)]
     variations = [Variation(seed, speed) for seed in seeds]
     if roles is None:
-        replicas = [Replica(machine, scheduler, cache, each) for each in variations]
+        replicas = [Replica(machine, scheduler, cache, each, answers=texts) for each in variations]
         return _Cluster(work, replicas, router, progress, max_num_seqs=scheduler.max_num_seqs).run()
     _check_roles(roles, machine, cache, num_replicas)
     decoding = dataclasses.replace(machine, num_host_slots=max(machine.num_host_slots, _num_staged(machine)))
-    prefill = [Replica(machine, scheduler, cache, each) for each in variations[roles.num_decode :]]
+    prefill = [Replica(machine, scheduler, cache, each, answers=texts) for each in variations[roles.num_decode :]]
     apart = _Prefill(prefill, roles.num_decode, router, machine, scheduler)
     replicas = [
-        Replica(decoding, scheduler, cache, each, functools.partial(apart.fetch, place))
+        Replica(decoding, scheduler, cache, each, functools.partial(apart.fetch, place), answers=texts)
         for place, each in enumerate(variations[: roles.num_decode])
     ]
     apart.others = replicas

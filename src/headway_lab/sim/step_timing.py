@@ -25,6 +25,7 @@ from headway.core.kv.moves import BlockMoves
 from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from headway.core.step_work import StepWork
 from headway_lab.sim.cost_model import CostModel
+from headway_lab.sim.drafting import NO_DRAFTS, Drafting, Drafts
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
@@ -47,6 +48,7 @@ class StepSample:
     """The host's, where the engine was busy with the step before until then."""
     at_s: float
     """When the step's tokens were out, by the meter's clock."""
+    drafts: Drafts = NO_DRAFTS
 
 
 class StepMeter:
@@ -68,9 +70,10 @@ class StepMeter:
             if last_s is not None:
                 after_s = max(now_s - executor.result_at_s, 0.0)
                 before_s = max(now_s - last_s - executor.waited_s - after_s, 0.0)
-            work = StepWork.of(report.snapshot.output)
+            output = report.snapshot.output
             device_s = executor.device_s if executor.device_s is not None else report.duration_s
-            self.samples.append(StepSample(work, device_s, before_s, after_s, now_s))
+            sample = StepSample(StepWork.of(output), device_s, before_s, after_s, now_s, Drafts.of(output))
+            self.samples.append(sample)
         self._returned_s = now_s if self._engine.has_unfinished_requests() else None
         return step
 
@@ -170,13 +173,17 @@ class SpeedProfile:
         return self.factors[min(max(int(now_s / WINDOW_S), 0), len(self.factors) - 1)]
 
     @staticmethod
-    def of(cost: CostModel, samples: Sequence[StepSample], *, started_s: float) -> SpeedProfile:
+    def of(
+        cost: CostModel, samples: Sequence[StepSample], *, started_s: float, drafting: Drafting | None = None
+    ) -> SpeedProfile:
         """The profile of a run's steps. A window without steps has the ratio of the window before it."""
+        drafting = drafting or Drafting()
         sums: dict[int, tuple[float, float]] = {}
         for sample in samples:
             window = max(int((sample.at_s - started_s - 0.5 * sample.duration_s) / WINDOW_S), 0)
             measured_s, expected_s = sums.get(window, (0.0, 0.0))
-            sums[window] = (measured_s + sample.duration_s, expected_s + cost.seconds(sample.work))
+            step_s = cost.seconds(sample.work) + drafting.seconds(sample.drafts)
+            sums[window] = (measured_s + sample.duration_s, expected_s + step_s)
         overall = _ratio(sum(m for m, _ in sums.values()), sum(e for _, e in sums.values()))
         factors: list[float] = []
         for window in range(max(sums, default=-1) + 1):

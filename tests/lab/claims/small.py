@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
+from headway.config import EngineConfig
+from headway.engine.llm_engine import LLMEngine
 from headway_lab.claims.claim import Chart, Outcome
 from headway_lab.claims.claim_results import Row
 from headway_lab.claims.context import Context
 from headway_lab.claims.scenarios import CLAIMS
-from headway_lab.claims.testbed import SimulatedTestbed
+from headway_lab.claims.testbed import EngineTestbed, SimulatedTestbed
+from tests.lab.bench.test_offline_bench import SHAPE
 
 
 class SmallTestbed(SimulatedTestbed):
@@ -19,6 +26,19 @@ class SmallTestbed(SimulatedTestbed):
 
 def small_context() -> Context:
     return Context(SmallTestbed.open(), is_quick=True)
+
+
+def tiny_options(folder: Path) -> dict[str, Any]:
+    """Options that choose a tiny model with random weights."""
+    (folder / "tiny.json").write_text(json.dumps(SHAPE))
+    return {"model": str(folder / "tiny.json"), "load_format": "dummy", "dtype": "float32", "num_kv_blocks": 64}
+
+
+def tiny_testbed(**options: Any) -> EngineTestbed:
+    """The real engine, with a model that these options choose."""
+    return EngineTestbed(
+        lambda **more: LLMEngine.from_config(EngineConfig.from_options(**options, **more)), name="tiny"
+    )
 
 
 def row(name: str = "eras", *, ours: str = "2×", where: str = "engine", trust: str = "") -> Row:

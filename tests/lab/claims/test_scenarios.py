@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -9,9 +10,11 @@ import pytest
 from headway_lab.claims.claim import Outcome
 from headway_lab.claims.context import Context
 from headway_lab.claims.published_workloads import noisy_lengths
-from headway_lab.claims.scenarios import CLAIMS, batching_load
+from headway_lab.claims.scenarios import CLAIMS, batching_load, predictor_price
+from headway_lab.predictor.learning_curve import Learned, Traffic, observe
+from headway_lab.predictor.train_command import Cost
 from headway_lab.predictor.training import count_pairs
-from tests.lab.claims.figures import FIGURES, STALE
+from tests.lab.claims.figures import FIGURES, STALE, TIMED
 from tests.lab.claims.small import small_context
 
 
@@ -24,6 +27,17 @@ def shared() -> Context:
 @pytest.fixture(autouse=True)
 def short_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batching_load, "_DEPTHS", (100, 1_000))
+
+
+@pytest.fixture(autouse=True)
+def quick_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statistics in the place of trees, which take seconds to grow (tests/lab/predictor grows some)."""
+
+    def learn(traffic: Traffic, num_pairs: int) -> Learned:
+        return dataclasses.replace(observe(traffic, num_pairs), cost=Cost(4e-4, 2e-4))
+
+    monkeypatch.setattr(predictor_price, "has_ranker", lambda: True)
+    monkeypatch.setattr(predictor_price, "learn", learn)
 
 
 def measured(name: str, context: Context) -> Outcome:
@@ -39,10 +53,10 @@ def test_a_claim_gives_numbers_texts_and_a_chart(name: str, shared: Context) -> 
     assert all(math.isfinite(number) for numbers in outcome.numbers.values() for number in numbers.values())
     svg = outcome.chart.svg()
     assert svg.startswith("<svg") and "no data" not in svg
-    assert outcome.where == ("scheduler" if name == "queue-depth" else "simulator")
+    assert outcome.where == {"queue-depth": "scheduler", "reserved-kv": "arithmetic"}.get(name, "simulator")
     for row, numbers in FIGURES.get(name, {}).items():
         assert outcome.numbers[row] == pytest.approx(numbers, rel=2e-3), STALE
-    assert name in FIGURES or name == "queue-depth"
+    assert name in FIGURES or name in TIMED
 
 
 def test_what_a_step_costs_does_not_follow_the_queue(shared: Context) -> None:

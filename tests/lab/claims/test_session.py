@@ -15,28 +15,25 @@ from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
 from headway.errors import ConfigError
 from headway_lab.bench.timelines import RequestTimeline
-from headway_lab.claims.claim import Where
-from headway_lab.claims.claim_results import Session
-from headway_lab.claims.context import Context, Variant, run_alternating
+from headway_lab.claims.claim import Outcome, Where
+from headway_lab.claims.claim_results import On, Session
+from headway_lab.claims.context import Context, Infeasible, Variant, run_alternating
 from headway_lab.claims.scenarios import CLAIMS
 from headway_lab.claims.testbed import EngineTestbed, Run, SimulatedTestbed
 from headway_lab.sim import CostModel
 from headway_lab.workload.bench_requests import BenchRequest
-from tests.lab.bench.test_offline_bench import SHAPE
-from tests.lab.claims.small import SmallTestbed
+from tests.lab.claims.small import SmallTestbed, row, tiny_options, tiny_testbed
 from tests.lab.sim.machines import calibration
 
 
 @pytest.fixture
 def shape(tmp_path: Path) -> dict[str, Any]:
-    """Options that choose a tiny model."""
-    (tmp_path / "tiny.json").write_text(json.dumps(SHAPE))
-    return {"model": str(tmp_path / "tiny.json"), "load_format": "dummy", "dtype": "float32", "num_kv_blocks": 64}
+    return tiny_options(tmp_path)
 
 
 @pytest.fixture
 def place(shape: dict[str, Any]) -> Iterator[EngineTestbed]:
-    place = EngineTestbed(lambda **more: LLMEngine.from_config(EngineConfig.from_options(**shape, **more)), name="tiny")
+    place = tiny_testbed(**shape)
     yield place
     place.close()
 
@@ -85,6 +82,29 @@ def test_where_a_claim_runs(name: str, options: dict[str, Any], is_engine: bool)
     assert session(**options)._is_on_engine(CLAIMS[name]) is is_engine
 
 
+@pytest.mark.parametrize(
+    ("on", "measured"), [("auto", ["simulator"]), ("both", ["simulator"]), ("engine", []), ("simulator", ["simulator"])]
+)
+def test_what_the_engine_cannot_measure_is_simulated_unless_only_the_engine_was_asked_for(
+    on: On, measured: list[str], shape: dict[str, Any]
+) -> None:
+    def measure(context: Context) -> Outcome:
+        if context.where == "engine":
+            raise Infeasible("it takes a larger machine")
+        return row("eras", where=context.where).outcome
+
+    claim = dataclasses.replace(CLAIMS["eras"], measure=measure)
+    said: list[str] = []
+    load = lambda **more: LLMEngine.from_config(EngineConfig.from_options(**shape, **more))  # noqa: E731
+    at = Session(load=load, model_name="tiny", has_gpu=False, on=on, say=said.append)
+    try:
+        assert [one.outcome.where for one in at.measure(claim)] == measured
+    finally:
+        at.close()
+    why = "eras: not measured on the engine: it takes a larger machine"
+    assert said.count(why) == (on != "simulator")
+
+
 def test_a_simulation_says_how_good_its_calibration_is() -> None:
     assert SimulatedTestbed(calibration()).trust == "mean error of steps 2.7%"
     unknown = dataclasses.replace(calibration(), cost=CostModel.of_terms(decode_constant=0.01))
@@ -108,7 +128,7 @@ def test_the_command_measures_merges_and_writes(tmp_path: Path, capsys: pytest.C
     table = (tmp_path / "results" / "claims.md").read_text()
     assert "prefix-sharing" in table and "| | price/M input tokens | price/M output tokens | all in |" in table
     page = (tmp_path / "results" / "claims.html").read_text()
-    assert page.count("<svg") == 2 and "What a million tokens cost" in page
+    assert page.count("<figure>") == 2 and "What a million tokens cost" in page
 
 
 def test_the_command_runs_on_a_real_engine(shape: dict[str, Any], tmp_path: Path) -> None:

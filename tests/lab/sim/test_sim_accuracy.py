@@ -9,8 +9,11 @@ errors of the fit and of the simulation, and they have to be as small as promise
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import random
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -22,7 +25,7 @@ from headway.executor.simulated import SimulatedExecutor, VirtualClock
 from headway_lab.bench.online_metrics import OnlineMetrics
 from headway_lab.bench.timelines import RequestTimeline
 from headway_lab.sim.calibration_run import calibrate
-from headway_lab.sim.sim_accuracy import ErrorRow, check, error_rows, percent_text, rate_at_once
+from headway_lab.sim.sim_accuracy import Check, ErrorRow, check, error_rows, percent_text, rate_at_once
 from headway_lab.sim.step_timing import WINDOW_S, SpeedProfile, StepSample
 from headway_lab.workload.bench_requests import BenchRequest
 from tests.lab.sim.machines import small_cost
@@ -75,8 +78,14 @@ def test_a_machine_that_is_slower_for_a_while() -> None:
     assert SpeedProfile.of(cost, [], started_s=0.0).at(5.0) == 1.0
 
 
-def step_s(output: SchedulerOutput) -> float:
+def step_s(output: SchedulerOutput, *, has_model: bool) -> float:
     work = StepWork.of(output)
+    drafts = [len(share.drafts) for share in output.scheduled]
+    drafted_s = 0.0011 * max(drafts, default=0) if has_model else 0.0
+    return drafted_s + plain_step_s(work) - 2e-5 * sum(drafts)  # a guess costs less than a row of another request
+
+
+def plain_step_s(work: StepWork) -> float:
     read_s = 2.5e-8 * work.num_context_tokens
     if not work.num_chunks:
         return 0.006 + 0.00006 * 8 * -(-work.num_rows // 8) + read_s
@@ -84,13 +93,47 @@ def step_s(output: SchedulerOutput) -> float:
     return 0.009 + 2.2e-5 * max(num_tile_tokens - 192, 0) + read_s + 1.2e-9 * work.num_chunk_pairs
 
 
-@pytest.mark.parametrize(("max_in_flight", "load"), [(1, 0.9), (2, 0.5)])
-def test_a_simulation_is_as_good_as_promised(max_in_flight: int, load: float) -> None:
+class Run(NamedTuple):
+    """An engine on a virtual clock, and the load of the check; with an infinite one all requests come at once."""
+
+    load: float
+    max_in_flight: int = 1
+    options: Mapping[str, Any] = {}
+    acceptance: float = 0.0
+
+
+RUNS = {
+    "one after the other": Run(0.9),
+    "overlapping": Run(0.5, max_in_flight=2),
+    "a backlog": Run(math.inf),
+    "made-up guesses": Run(0.9, options={"speculation": "ngram", "spec_synthetic_acceptance": 2.5}),
+    "a draft model": Run(0.7, options={"speculation": "draft", "draft_model": "small"}, acceptance=0.8),
+}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=list(RUNS))
+def test_a_simulation_is_as_good_as_promised(run: Run) -> None:
+    missed = {row.key: round(row.error, 3) for row in checked(run).rows if row.is_within is False}
+    assert not missed
+
+
+def checked(run: Run) -> Check:
+    """Calibrate an engine on a virtual clock, and check a simulation of 200 requests."""
     clock = VirtualClock()
-    executor = SimulatedExecutor(step_s, clock, max_in_flight=max_in_flight, host_s=lambda num_rows: 0.0004)
+    config = EngineConfig.from_options(
+        max_num_seqs=64, max_num_batched_tokens=2048, target_itl_ms=20.0, **run.options
+    ).resolve("cpu")
+    executor = SimulatedExecutor(
+        functools.partial(step_s, has_model=config.scheduler.speculation == "draft"),
+        clock,
+        max_in_flight=run.max_in_flight,
+        host_s=lambda num_rows: 0.0004,
+        acceptance=config.scheduler.synthetic_chance or run.acceptance,
+        verifies_ahead=config.scheduler.speculation != "draft",
+    )
     plan = nominal_plan(num_blocks=2000, block_size=64, max_model_len=4096)
     engine = LLMEngine(
-        EngineConfig.from_options(max_num_seqs=64, max_num_batched_tokens=2048, target_itl_ms=20.0).resolve("cpu"),
+        config,
         executor=executor,
         tokenizer=None,
         model_config=nominal_config(vocab_size=1000, max_model_len=4096),
@@ -104,21 +147,19 @@ def test_a_simulation_is_as_good_as_promised(max_in_flight: int, load: float) ->
         for _ in range(200)
     ]
     work = [BenchRequest([rng.randint(0, 999) for _ in range(num_in)], num_out) for num_in, num_out in lengths]
-    rate = load * rate_at_once(engine, found, work)
+    rate = None if math.isinf(run.load) else run.load * rate_at_once(engine, found, work)
     arrival_s = 0.0
     for place, request in enumerate(work):
-        arrival_s += rng.expovariate(rate)
+        arrival_s += rng.expovariate(rate) if rate is not None else 0.0
         work[place] = dataclasses.replace(request, arrival_s=arrival_s)
-    done = check(
+    return check(
         engine,
         found,
         work,
         name="lognormal",
         rate=rate,
-        load=load,
+        load=run.load,
         temperature=1.0,
         now=clock.now,
         sleep=lambda seconds: clock.sleep(seconds + 1e-6),  # a sum of floats may fall short of the time that is due
     )
-    missed = {row.key: round(row.error, 3) for row in done.rows if row.is_within is False}
-    assert not missed

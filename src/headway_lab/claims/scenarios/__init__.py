@@ -9,13 +9,24 @@ from headway_lab.claims.context import Claim
 from headway_lab.claims.scenarios.batching_eras import ERAS, KV_WASTE, PAGING
 from headway_lab.claims.scenarios.batching_load import BATCH_SIZE, ORCA, QUEUE_DEPTH, SPECULATION
 from headway_lab.claims.scenarios.chunked_prefill import CHUNKED_PREFILL, SARATHI_CAPACITY
+from headway_lab.claims.scenarios.gain_map import GAIN_MAP
 from headway_lab.claims.scenarios.kv_memory import KV_QUANTISATION, PREEMPTION_TAIL, PREFIX_SHARING
+from headway_lab.claims.scenarios.naive_loop import NAIVE_LOOP
+from headway_lab.claims.scenarios.operating import COST, RESERVED_KV, TUNING
+from headway_lab.claims.scenarios.padding import PADDING
+from headway_lab.claims.scenarios.predictor_price import PREDICTOR_PRICE
+from headway_lab.claims.scenarios.quoted_gains import MAGNUS_LATENCY, RANKING_THROUGHPUT
+from headway_lab.claims.scenarios.sampling_spread import SAMPLING_SPREAD
 from headway_lab.claims.scenarios.scheduling_policies import LEARNED_RANKING, MAGNUS, SLO_TAIL
 
 CLAIMS: dict[str, Claim] = {
     claim.id: claim
     for claim in (
         ERAS,
+        PADDING,
+        NAIVE_LOOP,
+        SAMPLING_SPREAD,
+        GAIN_MAP,
         ORCA,
         KV_WASTE,
         PAGING,
@@ -27,9 +38,15 @@ CLAIMS: dict[str, Claim] = {
         BATCH_SIZE,
         SPECULATION,
         LEARNED_RANKING,
+        RANKING_THROUGHPUT,
+        PREDICTOR_PRICE,
         MAGNUS,
+        MAGNUS_LATENCY,
         SLO_TAIL,
         KV_QUANTISATION,
+        RESERVED_KV,
+        TUNING,
+        COST,
     )
 }
 

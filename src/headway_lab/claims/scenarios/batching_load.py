@@ -309,6 +309,7 @@ def measure_queue_depth(context: Context) -> Outcome:
             log_y=True,
         ),
         numbers={f"{depth:,} waiting": {"µs per step": us} for depth, us in step_us.items()},
+        place="the scheduler alone, on this host",
     )
 
 

@@ -41,7 +41,7 @@ def measure_chunked_prefill(context: Context) -> Outcome:
         where=context.where,
         chart=Chart(
             "Longest waits by how prompts are computed",
-            "milliseconds",
+            "milliseconds, log",
             bars={
                 f"{mode}: {name}": values[mode]
                 for name, values in _shown(ttft, gaps).items()

@@ -25,11 +25,11 @@ def measure_kv_quantisation(context: Context) -> Outcome:
     runs = {"16 bits": context.run("16 bits", drawn.at_once(), kv_tokens=kv_tokens, max_model_len=longest)}
     try:
         for kv_dtype in _FORMATS[:1] if testbed.is_cpu or context.is_quick else _FORMATS:
-            testbed.use_kv_dtype(kv_dtype)
+            testbed.use(kv_cache_dtype=kv_dtype)
             room[kv_dtype] = int(num_bytes / testbed.bytes_per_token)
             runs[kv_dtype] = context.run(kv_dtype, drawn.at_once(), kv_tokens=room[kv_dtype], max_model_len=longest)
     finally:
-        testbed.use_kv_dtype(None)
+        testbed.use()
     gain = runs["fp8"].output_tok_s / runs["16 bits"].output_tok_s
     fits = room["fp8"] / room["16 bits"]
     return Outcome(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from headway_lab.bench.slo_targets import Targets, attainment
@@ -27,29 +29,59 @@ from headway_lab.workload.bench_requests import BenchRequest
 
 _RANKING_LOADS = (0.9, 1.2, 1.5)
 """Arrival rates as a multiple of the capacity; the numbers come from the last one."""
-_RANKING_MAX_NUM_SEQS = 64
-_FCFS, _RANKED, _ORACLE = "fcfs", "ranked", "oracle"
-_POLICIES = {_FCFS: "fcfs", _RANKED: "sjf", _ORACLE: "sjf"}
+RANKING_MAX_NUM_SEQS = 64
+FCFS, RANKED, ORACLE = "fcfs", "ranked", "oracle"
+
+
+@dataclass(frozen=True)
+class RankingRuns:
+    """The same arrivals in three orders, at several loads."""
+
+    predicted: Predicted
+    top: float
+    """The requests per second that can be served."""
+    by_load: Mapping[float, Mapping[str, Run]]
+    """Load → order → run. Loads rise."""
+
+    @property
+    def highest(self) -> float:
+        return max(self.by_load)
+
+    @property
+    def workload(self) -> str:
+        drawn = self.predicted.drawn
+        return (
+            f"{len(drawn.work):,} requests, {drawn.text}, Poisson, {self.highest * self.top:.3g}/s, "
+            f"{self.highest:g} times what can be served; at most {RANKING_MAX_NUM_SEQS} at a time; "
+            f"{self.predicted.text}"
+        )
+
+
+def ranking_runs(context: Context) -> RankingRuns:
+    """The runs that several claims need, measured once."""
+    return context.once("learned ranking", lambda: _measure_ranking_runs(context))
+
+
+def _measure_ranking_runs(context: Context) -> RankingRuns:
+    predicted = predicted_chat(context, context.sized(tiny=40, short=1000, full=3000, gpu=800))
+    top = saturation(context, "fcfs", predicted.drawn, max_num_seqs=RANKING_MAX_NUM_SEQS)
+    loads = _RANKING_LOADS if context.where == "simulator" else _RANKING_LOADS[-1:]
+    return RankingRuns(predicted, top, {load: _ranked_runs(context, predicted, load * top) for load in loads})
 
 
 def measure_learned_ranking(context: Context) -> Outcome:
-    predicted = predicted_chat(context, context.sized(tiny=40, short=1000, full=3000, gpu=800))
-    drawn = predicted.drawn
-    top = saturation(context, "fcfs", drawn, max_num_seqs=_RANKING_MAX_NUM_SEQS)
-    loads = _RANKING_LOADS if context.where == "simulator" else _RANKING_LOADS[-1:]
-    by_load = {load: _learned_ranking_runs(context, predicted, load * top) for load in loads}
-    runs = by_load[_RANKING_LOADS[-1]]
-    means = {name: _mean_s(run) for name, run in runs.items()}
-    gain, best = means[_FCFS] / means[_RANKED], means[_FCFS] / means[_ORACLE]
+    ranking = ranking_runs(context)
+    runs = ranking.by_load[ranking.highest]
+    means = {name: mean_per_token_s(run) for name, run in runs.items()}
+    gain, best = means[FCFS] / means[RANKED], means[FCFS] / means[ORACLE]
     return Outcome(
         value=gain,
         unit="× lower latency",
         ours=f"{times(gain)} lower mean latency per token; an oracle {times(best)}",
-        workload=f"{len(drawn.work):,} requests, {drawn.text}, Poisson, {_RANKING_LOADS[-1] * top:.3g}/s, "
-        f"{_RANKING_LOADS[-1]:g} times what can be served; at most {_RANKING_MAX_NUM_SEQS} at a time; {predicted.text}",
-        differs=_learned_ranking_differs(predicted, runs, gain, best),
+        workload=ranking.workload,
+        differs=_learned_ranking_differs(ranking, gain, best),
         where=context.where,
-        chart=_chart(by_load),
+        chart=_chart(ranking.by_load),
         numbers={
             name: {
                 "latency per token, ms": 1e3 * means[name],
@@ -62,45 +94,52 @@ def measure_learned_ranking(context: Context) -> Outcome:
     )
 
 
-def _learned_ranking_runs(context: Context, predicted: Predicted, rate: float) -> dict[str, Run]:
+def _ranked_runs(context: Context, predicted: Predicted, rate: float) -> dict[str, Run]:
     work = predicted.drawn.at_rate(rate)
-    known = {_RANKED: predicted.lengths, _ORACLE: [float(one.num_output_tokens) for one in work]}
-    return {
-        name: context.run(
-            f"{name}, {rate:.3g} requests/s",
-            with_options(work, [{"predicted_tokens": length} for length in known[name]]) if name in known else work,
-            scheduling_policy=policy,
-            max_num_seqs=_RANKING_MAX_NUM_SEQS,
-        )
-        for name, policy in _POLICIES.items()
-    }
+    known = {FCFS: None, RANKED: predicted.lengths, ORACLE: [float(one.num_output_tokens) for one in work]}
+    return {name: run_in_order(context, f"{name}, {rate:.3g} requests/s", work, known[name]) for name in known}
 
 
-def _mean_s(run: Run) -> float:
+def run_in_order(
+    context: Context, label: str, work: Sequence[BenchRequest], predictions: Sequence[float] | None
+) -> Run:
+    """The requests in the order of arrival, or with the shortest predicted first."""
+    if predictions is not None:
+        work = with_options(work, [{"predicted_tokens": length} for length in predictions])
+    policy = "fcfs" if predictions is None else "sjf"
+    return context.run(label, work, scheduling_policy=policy, max_num_seqs=RANKING_MAX_NUM_SEQS)
+
+
+def mean_per_token_s(run: Run) -> float:
+    """The mean over requests of the time from arrival to the last token, divided by the number of tokens."""
     return statistics.fmean(run.per_token_s)
 
 
-def _chart(by_load: dict[float, dict[str, Run]]) -> Chart:
+def _chart(by_load: Mapping[float, Mapping[str, Run]]) -> Chart:
     title, y = "Latency per token by load and order", "mean of (end − arrival) / tokens, ms"
     if len(by_load) == 1:
         (runs,) = by_load.values()
-        return Chart(title, y, bars={name: 1e3 * _mean_s(run) for name, run in runs.items()})
-    lines = [Line(name, list(by_load), [1e3 * _mean_s(runs[name]) for runs in by_load.values()]) for name in _POLICIES]
+        return Chart(title, y, bars={name: 1e3 * mean_per_token_s(run) for name, run in runs.items()})
+    lines = [
+        Line(name, list(by_load), [1e3 * mean_per_token_s(runs[name]) for runs in by_load.values()])
+        for name in (FCFS, RANKED, ORACLE)
+    ]
     return Chart(title, y, lines=tuple(lines), x="arrivals, as a multiple of what can be served")
 
 
-def _learned_ranking_differs(predicted: Predicted, runs: dict[str, Run], gain: float, best: float) -> str:
+def _learned_ranking_differs(ranking: RankingRuns, gain: float, best: float) -> str:
+    runs = ranking.by_load[ranking.highest]
     tails_s = {name: run.metrics.ttft.percentiles[99] / 1e3 for name, run in runs.items()}
     reached = (gain - 1) / (best - 1) if best > 1 else 1.0
     return sentences(
         [
             "The gain is in the queue, so the overload decides it as much as the ranking: here "
-            f"{_RANKING_LOADS[-1]:g} times what can be served, for {milliseconds(runs[_FCFS].duration_s)}; the longer "
+            f"{ranking.highest:g} times what can be served, for {milliseconds(runs[FCFS].duration_s)}; the longer "
             "it lasts, the larger it is.",
-            f"Predictions with a Kendall tau of {predicted.tau:.2f} reach {percent(reached)} of the oracle's gain; the "
-            "paper ranks with a small language model that was trained on answers of the model it serves.",
+            f"Predictions with a Kendall tau of {ranking.predicted.tau:.2f} reach {percent(reached)} of the oracle's "
+            "gain; the paper ranks with a small language model that was trained on answers of the model it serves.",
             f"Long answers pay, up to what the guard against starvation allows: TTFT P99 "
-            f"{milliseconds(tails_s[_RANKED])} ranked, {milliseconds(tails_s[_FCFS])} in order of arrival.",
+            f"{milliseconds(tails_s[RANKED])} ranked, {milliseconds(tails_s[FCFS])} in order of arrival.",
         ]
     )
 
@@ -120,52 +159,74 @@ LEARNED_RANKING = Claim(
 
 # ---- batches of about the same predicted length, the highest response ratio first -----------------------------------
 
-_MAGNUS_STATIC, _GROUPED, _HRRN = "static", "dynamic, by predicted length", "continuous, hrrn"
+SEALED, GROUPED, HRRN = "static", "dynamic, by predicted length", "continuous, hrrn"
 _KNOWN = "dynamic, by true length"
 _MAGNUS_MODES: dict[str, dict[str, Any]] = {
-    _MAGNUS_STATIC: {"batching": "static", "prefill_mode": "prefill-first"},
-    _GROUPED: {"batching": "dynamic", "prefill_mode": "prefill-first"},
+    SEALED: {"batching": "static", "prefill_mode": "prefill-first"},
+    GROUPED: {"batching": "dynamic", "prefill_mode": "prefill-first"},
     _KNOWN: {"batching": "dynamic", "prefill_mode": "prefill-first"},
-    _HRRN: {"batching": "continuous", "scheduling_policy": "hrrn"},
+    HRRN: {"batching": "continuous", "scheduling_policy": "hrrn"},
 }
 _MAGNUS_MAX_NUM_SEQS = 32
 _PUBLISHED_LEAST = 0.66
-_MAGNUS_LOAD = 1.2
+MAGNUS_LOAD = 1.2
 """Arrival rate as a multiple of the capacity of static batches. At this load they begin to queue up, and response times
 differ."""
 
 
-def measure_magnus(context: Context) -> Outcome:
+@dataclass(frozen=True)
+class MagnusRuns:
+    """The same requests in each mode: all at once, and at a load."""
+
+    predicted: Predicted
+    full: Mapping[str, Run]
+    loaded: Mapping[str, Run]
+
+    @property
+    def top(self) -> float:
+        """The requests per second that static batches serve."""
+        return self.full[SEALED].requests_s
+
+
+def magnus_runs(context: Context) -> MagnusRuns:
+    """The runs that several claims need, measured once."""
+    return context.once("magnus", lambda: _measure_magnus_runs(context))
+
+
+def _measure_magnus_runs(context: Context) -> MagnusRuns:
     predicted = predicted_applications(context, context.sized(tiny=40, short=600, full=2000, gpu=600))
     drawn = predicted.drawn
     full = {
-        mode: _magnus_run(context, f"{mode}, all at once", mode, predicted, drawn.at_once()) for mode in _MAGNUS_MODES
+        mode: magnus_run(context, f"{mode}, all at once", mode, predicted, drawn.at_once()) for mode in _MAGNUS_MODES
     }
-    rate = _MAGNUS_LOAD * full[_MAGNUS_STATIC].requests_s
-    loaded = {mode: _magnus_run(context, mode, mode, predicted, drawn.at_rate(rate)) for mode in _MAGNUS_MODES}
+    work = drawn.at_rate(MAGNUS_LOAD * full[SEALED].requests_s)
+    loaded = {mode: magnus_run(context, mode, mode, predicted, work) for mode in _MAGNUS_MODES}
+    return MagnusRuns(predicted, full, loaded)
+
+
+def measure_magnus(context: Context) -> Outcome:
+    runs = magnus_runs(context)
+    predicted, full, loaded, rate = runs.predicted, runs.full, runs.loaded, MAGNUS_LOAD * runs.top
+    drawn = predicted.drawn
     means = {mode: run.metrics.e2el.mean for mode, run in loaded.items()}
-    gains = {mode: change(run.output_tok_s, full[_MAGNUS_STATIC].output_tok_s) for mode, run in full.items()}
-    falls = {mode: change(mean, means[_MAGNUS_STATIC]) for mode, mean in means.items()}
+    gains = {mode: change(run.output_tok_s, full[SEALED].output_tok_s) for mode, run in full.items()}
+    falls = {mode: change(mean, means[SEALED]) for mode, mean in means.items()}
     return Outcome(
-        value=100 * gains[_HRRN],
+        value=100 * gains[HRRN],
         unit="% throughput",
-        ours=f"batches by predicted length: throughput {percent(gains[_GROUPED], signed=True)}, response time "
-        f"{percent(falls[_GROUPED], signed=True)}; continuous with hrrn: {percent(gains[_HRRN], signed=True)}, "
-        f"{percent(falls[_HRRN], signed=True)}",
+        ours=f"batches by predicted length: throughput {percent(gains[GROUPED], signed=True)}, response time "
+        f"{percent(falls[GROUPED], signed=True)}; continuous with hrrn: {percent(gains[HRRN], signed=True)}, "
+        f"{percent(falls[HRRN], signed=True)}",
         workload=f"{len(drawn.work):,} requests, {drawn.text}; at most {_MAGNUS_MAX_NUM_SEQS} at a time; throughput "
-        f"all at once, response time at {rate:.3g}/s, {_MAGNUS_LOAD:g} times what static batches serve; "
+        f"all at once, response time at {rate:.3g}/s, {MAGNUS_LOAD:g} times what static batches serve; "
         f"{predicted.text}",
         differs=_magnus_differs(loaded, gains, falls),
         where=context.where,
         chart=Chart(
-            f"Mean response time at {_MAGNUS_LOAD:g} times what static batches serve",
+            f"Mean response time at {MAGNUS_LOAD:g} times what static batches serve",
             "milliseconds from arrival to the last token",
             bars=means,
-            notes={
-                mode: f"throughput {percent(gain, signed=True)}"
-                for mode, gain in gains.items()
-                if mode != _MAGNUS_STATIC
-            },
+            notes={mode: f"throughput {percent(gain, signed=True)}" for mode, gain in gains.items() if mode != SEALED},
         ),
         numbers={
             mode: {
@@ -179,28 +240,29 @@ def measure_magnus(context: Context) -> Outcome:
     )
 
 
-def _magnus_run(context: Context, label: str, mode: str, predicted: Predicted, work: list[BenchRequest]) -> Run:
+def magnus_run(context: Context, label: str, mode: str, predicted: Predicted, work: list[BenchRequest]) -> Run:
+    """The requests in one mode."""
     known = [float(one.num_output_tokens) for one in work] if mode == _KNOWN else predicted.lengths
     work = with_options(work, [{"predicted_tokens": length} for length in known])
     return context.run(label, work, max_num_seqs=_MAGNUS_MAX_NUM_SEQS, **_MAGNUS_MODES[mode])
 
 
-def _magnus_differs(loaded: dict[str, Run], gains: dict[str, float], falls: dict[str, float]) -> str:
+def _magnus_differs(loaded: Mapping[str, Run], gains: dict[str, float], falls: dict[str, float]) -> str:
     return sentences(
         [
-            f"Batches by predicted length give {percent(gains[_GROUPED], signed=True)} of throughput and "
-            f"{percent(falls[_GROUPED], signed=True)} of response time (by true length "
+            f"Batches by predicted length give {percent(gains[GROUPED], signed=True)} of throughput and "
+            f"{percent(falls[GROUPED], signed=True)} of response time (by true length "
             f"{percent(gains[_KNOWN], signed=True)} and {percent(falls[_KNOWN], signed=True)}); published are +66% to "
             "+234% and −60% to −90%.",
             "A static batch is cheaper here than in the paper: it is not padded and its finished requests compute "
             "nothing, so that grouping has less to save."
-            if gains[_GROUPED] < _PUBLISHED_LEAST
+            if gains[GROUPED] < _PUBLISHED_LEAST
             else "",
             "The response time is that of a load which static batches cannot keep up with. A batch of one class has to "
-            f"be filled from fewer requests: {loaded[_GROUPED].mean_batch:.1f} were in it on average at this load, "
-            f"{loaded[_MAGNUS_STATIC].mean_batch:.1f} in a static one.",
-            f"Letting requests come and go at every step gives {percent(gains[_HRRN], signed=True)} and "
-            f"{percent(falls[_HRRN], signed=True)} and needs no prediction for it; hrrn then only orders those that "
+            f"be filled from fewer requests: {loaded[GROUPED].mean_batch:.1f} were in it on average at this load, "
+            f"{loaded[SEALED].mean_batch:.1f} in a static one.",
+            f"Letting requests come and go at every step gives {percent(gains[HRRN], signed=True)} and "
+            f"{percent(falls[HRRN], signed=True)} and needs no prediction for it; hrrn then only orders those that "
             "wait.",
         ]
     )

@@ -1,0 +1,123 @@
+"""transformers' `generate` on the model of an engine: the loop that people write before they serve a model.
+
+A batch is what `generate` takes: prompts are padded on the left to the longest of the batch, and all rows go on until
+the longest answer has its tokens. A lone request is a batch of one. transformers is no requirement of Headway.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.installing import install_command
+from headway.loader.dummy import BUILTIN_SHAPES
+from headway.loader.embedded import embedded_model_path
+from headway_lab.claims.context import Infeasible
+from headway_lab.claims.rectangular import batches_of
+from headway_lab.workload.bench_requests import BenchRequest, Work
+
+if TYPE_CHECKING:
+    from headway.config import ModelConfig
+    from headway.progress import Meter
+
+_NEEDED = ("transformers", "accelerate")
+_REQUIREMENTS = ("transformers>=5,<6", "accelerate>=1")
+_PAD = 0
+
+
+def check_installed() -> None:
+    """`Infeasible` unless transformers is there, and what it needs to read files."""
+    if any(importlib.util.find_spec(name) is None for name in _NEEDED):
+        raise Infeasible(
+            f"it compares with transformers, which is not installed: run '{install_command(*_REQUIREMENTS)}'"
+        )
+
+
+class TransformersLoop:
+    """A model in transformers, on one device."""
+
+    def __init__(self, model: Any, device: str) -> None:
+        self.model, self._device = model, device
+
+    @staticmethod
+    def load(model: ModelConfig, *, device: str, dtype: str) -> TransformersLoop:
+        """Load the model that an engine was configured with, in this number format; one with random weights is made up
+        here as well."""
+        import torch
+        import transformers
+
+        try:
+            if model.load_format == "dummy":
+                with torch.device(device):
+                    loaded = _made_up(model.model or "", getattr(torch, dtype))
+            else:
+                loaded = _from_files(model.model, getattr(torch, dtype))
+        except (OSError, ValueError, KeyError, AttributeError, NotImplementedError, ImportError) as error:
+            raise Infeasible(f"transformers cannot load this model: {error}") from error
+        loaded.generation_config = transformers.GenerationConfig()  # no sampling, no tokens that end an answer
+        return TransformersLoop(loaded.to(device).eval(), device)
+
+    def warm_up(self, request: BenchRequest, num_tokens: int) -> None:
+        """Generate a few tokens, so that what is made once is there."""
+        self._generate([dataclasses.replace(request, num_output_tokens=num_tokens)])
+
+    def seconds(self, work: Work, size: int, progress: Meter | None = None) -> float:
+        """Serve the requests in this order, `size` at a time, and return how many seconds that took."""
+        started_s = time.perf_counter()
+        for batch in batches_of(list(work), size):
+            self._generate(batch)
+            for _ in batch if progress is not None else ():
+                progress.advance()
+        return time.perf_counter() - started_s
+
+    def _generate(self, batch: list[BenchRequest]) -> None:
+        import torch
+
+        num_in = max(one.num_prompt_tokens for one in batch)
+        num_out = max(one.num_output_tokens for one in batch)
+        padding = [num_in - one.num_prompt_tokens for one in batch]
+        ids = [[_PAD] * before + list(one.prompt_token_ids) for before, one in zip(padding, batch)]
+        mask = [[0] * before + [1] * (num_in - before) for before in padding]
+        with torch.inference_mode():
+            out = self.model.generate(
+                torch.tensor(ids, device=self._device),
+                attention_mask=torch.tensor(mask, device=self._device),
+                do_sample=False,
+                max_new_tokens=num_out,
+                pad_token_id=_PAD,
+            ).cpu()
+        if tuple(out.shape) != (len(batch), num_in + num_out):
+            raise RuntimeError(f"transformers made {tuple(out.shape)} tokens, not {(len(batch), num_in + num_out)}")
+
+
+def _made_up(name: str, number_format: Any) -> Any:
+    """Random weights in a shape: a built-in one, a file's, or a folder's."""
+    import transformers
+
+    if name in BUILTIN_SHAPES:
+        shape = dict(BUILTIN_SHAPES[name])
+    else:
+        path = Path(name).expanduser()
+        shape = json.loads((path / "config.json" if path.is_dir() else path).read_text(encoding="utf-8"))
+    kind = getattr(transformers, shape["architectures"][0])
+    return transformers.AutoModelForCausalLM.from_config(kind.config_class(**shape), dtype=number_format)
+
+
+def _from_files(name: str | None, number_format: Any) -> Any:
+    """A model from a folder, a hub id, or a GGUF file, whose weights are dequantised."""
+    import transformers
+
+    path = embedded_model_path() if name is None else Path(name).expanduser()
+    source, more = (path.parent, {"gguf_file": path.name}) if path.is_file() else (name, {})
+    logging = transformers.utils.logging
+    had_bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        return transformers.AutoModelForCausalLM.from_pretrained(source, dtype=number_format, **more)
+    finally:
+        if had_bars:
+            logging.enable_progress_bar()
