@@ -74,7 +74,7 @@ def test_what_was_measured_and_what_was_simulated_stand_in_one_row() -> None:
 
 def test_claims_are_found_by_name_in_the_order_of_the_table() -> None:
     assert [claim.id for claim in find_claims(["orca", "eras"])] == ["eras", "orca"]
-    assert len(find_claims([])) == len(CLAIMS) == 15
+    assert len(find_claims([])) == len(CLAIMS) == 19
     with pytest.raises(ConfigError, match="no claim 'preemption-tial'. Did you mean 'preemption-tail'?"):
         find_claims(["preemption-tial"])
 

@@ -10,7 +10,11 @@ from headway_lab.claims.scenarios.batching_eras import ERAS, KV_WASTE, PAGING
 from headway_lab.claims.scenarios.batching_load import BATCH_SIZE, ORCA, QUEUE_DEPTH, SPECULATION
 from headway_lab.claims.scenarios.chunked_prefill import CHUNKED_PREFILL, SARATHI_CAPACITY
 from headway_lab.claims.scenarios.kv_memory import KV_QUANTISATION, PREEMPTION_TAIL, PREFIX_SHARING
+from headway_lab.claims.scenarios.long_prompt import LONG_PROMPT
+from headway_lab.claims.scenarios.paging_cost import PAGING_COST
 from headway_lab.claims.scenarios.scheduling_policies import LEARNED_RANKING, MAGNUS, SLO_TAIL
+from headway_lab.claims.scenarios.starvation import STARVATION
+from headway_lab.claims.scenarios.weight_formats import WEIGHT_FORMATS
 
 CLAIMS: dict[str, Claim] = {
     claim.id: claim
@@ -30,6 +34,10 @@ CLAIMS: dict[str, Claim] = {
         MAGNUS,
         SLO_TAIL,
         KV_QUANTISATION,
+        PAGING_COST,
+        LONG_PROMPT,
+        STARVATION,
+        WEIGHT_FORMATS,
     )
 }
 
