@@ -149,14 +149,26 @@ class EngineTestbed:
 
     def __init__(self, load: Load, *, name: str) -> None:
         self._load = load
-        self._name = name
-        self._model = _loaded(load())
+        self._current = _loaded(load())
+        self._loaded_with: dict[str, Any] = {}
         self._options: dict[str, Any] = {}
+        plan = self._current.plan
+        self._device = plan.device
+        self._description = f"engine: {name} on {device_name(plan.device)}, {plan.dtype}, KV {plan.kv_dtype}"
+
+    @property
+    def _model(self) -> LoadedModel:
+        """The model, loaded again if it should have other options."""
+        if self._loaded_with != self._options:
+            self._current.shutdown()
+            self._current = _loaded(self._load(**self._options))
+            self._loaded_with = self._options
+        return self._current
 
     @property
     def description(self) -> str:
-        plan = self._model.plan
-        return f"engine: {self._name} on {device_name(plan.device)}, {plan.dtype}, KV {plan.kv_dtype}"
+        """As at the start."""
+        return self._description
 
     @property
     def trust(self) -> str:
@@ -164,7 +176,7 @@ class EngineTestbed:
 
     @property
     def is_cpu(self) -> bool:
-        return self._model.plan.device == "cpu"
+        return self._device == "cpu"
 
     @property
     def vocab_size(self) -> int:
@@ -209,15 +221,12 @@ class EngineTestbed:
         return Run(done.timelines, done.duration_s, watch.waste, watch.num_running)
 
     def use(self, **options: Any) -> None:
-        """Load the model again if these are other options."""
-        if options != self._options:
-            self._model.shutdown()
-            self._model = _loaded(self._load(**options))
-            self._options = options
+        """The model is loaded again when it is needed next, if these are other options."""
+        self._options = options
 
     def close(self) -> None:
         """Free the model."""
-        self._model.shutdown()
+        self._current.shutdown()
 
     def _part(self, kv_tokens: int | None, max_model_len: int | None) -> dict[str, int]:
         """The memory and the longest request as options, at most as large as the engine's."""

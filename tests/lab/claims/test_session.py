@@ -153,8 +153,11 @@ def test_a_model_is_loaded_anew_only_for_other_options(shape: dict[str, Any]) ->
     place = EngineTestbed(load, name="tiny")
     for options in ({"max_model_len": 48}, {"max_model_len": 48}, {}, {}):
         place.use(**options)
+        assert place.kv_tokens > 0
+    place.use(max_model_len=32)
+    assert place.is_cpu and "tiny" in place.description
     place.close()
-    assert loads == [{}, {"max_model_len": 48}, {}]
+    assert loads == [{}, {"max_model_len": 48}, {}], "only when the model is needed"
 
 
 def test_what_was_not_measured_cannot_be_simulated() -> None:

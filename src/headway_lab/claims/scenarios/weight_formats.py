@@ -161,18 +161,17 @@ def _listed(sizes: Sequence[int] | Mapping[int, float]) -> str:
 def _differs(gains: Mapping[str, Mapping[int, float]], base: str, best: str, bound: str) -> str:
     own = gains[best]
     last = list(own)[-1]
-    trend = "falls" if own[last] < own[1] else "grows"
+    if abs(own[last] / own[1] - 1) < 0.1:
+        trend = f"as much to {last}: bytes and arithmetic of a product shrink alike"
+    elif own[last] < own[1]:
+        trend = f"{times(own[last])} to {last}: there codes are turned into numbers for more arithmetic than they save"
+    else:
+        trend = f"{times(own[last])} to {last}: there products of codes are cheaper arithmetic, too"
     return sentences(
         [
             f"Published ratios are against 16-bit weights in other programs; the base here is {base} with kernels as "
             "good as those of the codes.",
-            f"{best} is worth {times(own[1])} to a lone request, whose step is mostly reading weights, and the gain "
-            f"{trend} to {times(own[last])} with {last}: "
-            + (
-                "there codes are turned into numbers for more arithmetic than the bytes that they save."
-                if own[last] < own[1]
-                else "there products of codes are cheaper arithmetic, too."
-            ),
+            f"{best} is worth {times(own[1])} to a lone request, whose step is mostly reading weights, and {trend}.",
             bound,
         ]
     )
