@@ -216,7 +216,7 @@ def measure_speculation(context: Context) -> Outcome:
     return Outcome(
         value=ratios[0],
         unit="× at 1",
-        ours=" / ".join(times(ratio) for ratio in ratios),
+        ours=f"{' / '.join(times(ratio) for ratio in ratios)} at {' / '.join(map(str, sizes))} at once",
         workload=(
             f"{drawn.text}, {' / '.join(map(str, sizes))} requests at once; guesses accepted at random, "
             f"{_TOKENS_A_STEP} tokens a step{context.divided}"

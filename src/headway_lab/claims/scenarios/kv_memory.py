@@ -121,7 +121,10 @@ def measure_preemption_tail(context: Context) -> Outcome:
         unit="× P99/P50",
         ours=f"P99 is {times(ratio)} P50 ({times(_ratio(ample))} without preemption); {percent(share)} of the P99 is "
         "due to scarce memory; cured: "
-        + ", ".join(f"{_short(name)} {times(after)}" for name, (after, _) in cured.items()),
+        + ", ".join(
+            f"{_short(name)} {times(after)}, {percent(throughput - 1, signed=True)} throughput"
+            for name, (after, throughput) in cured.items()
+        ),
         workload=f"{len(work):,} requests, {drawn.text}, Poisson, {rate:.3g}/s; KV memory for {_SCARCE_TOKENS:,} "
         f"tokens against {context.testbed.kv_tokens:,}",
         differs=sentences([_preemption_tail_differs(ample, scarce, ratio, share), _cures(ratio, cured, runs)]),
