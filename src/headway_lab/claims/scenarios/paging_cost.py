@@ -96,6 +96,7 @@ def measure_paging_cost(context: Context) -> Outcome:
             x="tokens in a block",
             log_x=True,
             log_y=True,
+            levels={"cost of paging as published, from": 5.0, "to": 10.0},
             caption="Attention time: scattered blocks of this size against contiguous blocks of the size that is "
             f"fastest. {SETUP.least_percent:g}% stands for all that is less.",
         ),
@@ -123,11 +124,14 @@ def _empty_shares(context: Context, sizes: Sequence[int]) -> tuple[dict[int, flo
 
 def _measure_kernels(context: Context, device: str, sizes: Sequence[int]) -> dict[int, dict[str, LayoutTimes]]:
     layers = SETUP.layers[device]
+    effort = layers.effort
+    if context.is_quick:
+        effort = dataclasses.replace(effort, seconds=effort.seconds / 2)
     kernels: dict[int, dict[str, LayoutTimes]] = {}
     for size in sizes:
         context.say(f"attention on blocks of {size}")
         kernels[size] = {
-            kind: measure_layouts(device, layers.shape, work, size, layers.effort)
+            kind: measure_layouts(device, layers.shape, work, size, effort)
             for kind, work in ((_DECODE, layers.decode), (_CHUNK, layers.chunk))
         }
     return kernels
