@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
     from headway.engine.loaded_model import LoadedModel
     from headway.engine.step_report import EngineStep
+    from headway.models.costs import ModelCosts
     from headway.progress import Meter
+    from headway.worker.ceilings import Ceilings
 
 
 Load = Callable[..., "LLMEngine"]
@@ -271,6 +273,20 @@ class EngineTestbed:
         """The engine with a scheduler with these options, for what is no work of fixed lengths. It is that of the
         testbed: use it before the next run."""
         return self._model.reschedule(**options)
+
+    @cached_property
+    def ceilings(self) -> Ceilings:
+        """What the device can do at most, measured once, within a second."""
+        from headway.worker.ceilings import measure_ceilings
+
+        return measure_ceilings(self._model.plan.device, self._model.plan.dtype)
+
+    @property
+    def costs(self) -> ModelCosts:
+        """What a step of the model costs."""
+        from headway.worker.step_costs import planned_costs
+
+        return planned_costs(self._model.engine.model_config, self._model.plan)
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:

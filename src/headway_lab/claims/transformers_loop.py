@@ -70,8 +70,9 @@ class TransformersLoop:
         started_s = time.perf_counter()
         for batch in batches_of(list(work), size):
             self._generate(batch)
-            for _ in batch if progress is not None else ():
-                progress.advance()
+            if progress is not None:
+                for _ in batch:
+                    progress.advance()
         return time.perf_counter() - started_s
 
     def _generate(self, batch: list[BenchRequest]) -> None:
@@ -112,12 +113,15 @@ def _from_files(name: str | None, number_format: Any) -> Any:
     import transformers
 
     path = embedded_model_path() if name is None else Path(name).expanduser()
-    source, more = (path.parent, {"gguf_file": path.name}) if path.is_file() else (name, {})
+    is_file = path.is_file()
+    source = str(path.parent) if is_file else str(name)
     logging = transformers.utils.logging
     had_bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        return transformers.AutoModelForCausalLM.from_pretrained(source, dtype=number_format, **more)
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            source, dtype=number_format, gguf_file=path.name if is_file else None
+        )
     finally:
         if had_bars:
             logging.enable_progress_bar()
