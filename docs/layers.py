@@ -53,6 +53,7 @@ PURPOSES = {
     "child_process": "how processes are started",
     "tracing": "spans for profiles",
     "progress": "how far long work is, on stderr",
+    "price": "what tokens cost",
     "installing": "how to install what is missing",
 }
 

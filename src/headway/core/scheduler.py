@@ -45,6 +45,7 @@ from headway.core.scheduler_output import (
 from headway.core.shares import ShareAllocator, StepPlan, TokenBudget
 from headway.core.speculation import create_speculation
 from headway.core.step_time import DecodePace
+from headway.core.token_time import TokenTime
 from headway.errors import InvalidRequestError, RequestTooLargeError
 from headway.settings import SchedulerSettings
 
@@ -65,6 +66,7 @@ class Scheduler:
             max_tokens=config.max_num_batched_tokens,
             full_tokens=config.full_step_tokens,
         )
+        self.token_time = TokenTime(self.pace)
         view = PolicyView(kv_cache, self.pace, max_head_skips=config.max_head_skips)
         self.policy: SchedulingPolicy = create_policy(config.scheduling_policy, view)
         self.live = LiveRequests(config, waiting=self._create_queue(), kv_cache=kv_cache, policy=self.policy)
@@ -135,7 +137,12 @@ class Scheduler:
         Requests that have ended in the meantime are skipped. From `duration_s`, if it is known, the scheduler learns
         how large later steps may be.
         """
-        return [] if output.is_empty else self.landing.land(output, result, duration_s=duration_s)
+        if output.is_empty:
+            return []
+        updates = self.landing.land(output, result, duration_s=duration_s)
+        if duration_s is not None:
+            self.token_time.take(output, duration_s)
+        return updates
 
     def nothing(self) -> SchedulerOutput:
         """Return an empty plan."""

@@ -125,6 +125,7 @@ class EngineCounters:
 def _stats_of_owners(scheduler: Scheduler, transfers: TransferStats | None) -> EngineStats:
     """Statistics made of the very records that the scheduler's parts count in, so that nothing need be copied."""
     stats, kv_cache = EngineStats(), scheduler.kv_cache
+    stats.token_time = scheduler.token_time.stats
     if kv_cache.prefix_cache is not None:
         stats.prefix_cache = kv_cache.prefix_cache.stats
     if kv_cache.tiers is not None:

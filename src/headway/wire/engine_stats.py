@@ -10,6 +10,7 @@ import msgspec
 from headway.core.kv.host_tier import HostTierStats
 from headway.core.kv.prefix_cache import PrefixCacheStats
 from headway.core.speculation import SpeculationStats
+from headway.core.token_time import TokenTimeStats
 from headway.counters import Counter, Gauge, Statistics
 
 StepKind = Literal["decode", "prefill", "mixed"]
@@ -88,6 +89,7 @@ class EngineStats(Statistics):
     tiers: HostTierStats = msgspec.field(default_factory=HostTierStats)
     drafts: SpeculationStats = msgspec.field(default_factory=SpeculationStats)
     transfers: TransferStats = msgspec.field(default_factory=TransferStats)
+    token_time: TokenTimeStats = msgspec.field(default_factory=TokenTimeStats)
 
 
 def summed(each: Iterable[EngineStats]) -> EngineStats:

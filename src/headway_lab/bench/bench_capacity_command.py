@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from headway.console.flags import count, number, positive
 from headway.console.output_files import check_writable, write_json
+from headway.price import price_text
 from headway_lab.bench.capacity_search import Capacity, Limits, Probe, find_capacity
 from headway_lab.bench.load_flags import Probing, add_probe_flags, judging_of, targets_of
 from headway_lab.bench.load_target import Target
@@ -32,7 +33,9 @@ def capacity_page(title: str, found: Capacity, objectives: Sequence[Objective]) 
     """One chart for each objective, with its bound and the answer in it."""
     answer = "none found" if found.rate is None else f"{found.rate:.3g} requests/s"
     page = Page(title, " and ".join(map(str, objectives)))
-    page.facts({"capacity": answer, "probes": f"{len(found.probes)}"})
+    prices = None if found.best is None else found.best.metrics.prices
+    price = {} if prices is None else {"price per 1M tokens, in / out": " / ".join(prices.cells())}
+    page.facts({"capacity": answer, "probes": f"{len(found.probes)}", **price})
     probes = sorted(found.probes, key=lambda probe: probe.rate)
     results = [probe.metrics.as_json() for probe in probes]
     for objective in objectives:
@@ -155,6 +158,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     target.close()
     print(verdict(found))
+    if found.best is not None and (prices := found.best.metrics.prices) is not None:
+        print("\n".join([*(f"{name}: {text}" for name, text in prices.lines().items()), prices.note]))
     if arguments.output_json is not None:
         write_json(arguments.output_json, {"seed": probing.seed, **capacity_json(target.name, found, objectives)})
     if arguments.html is not None:
@@ -200,6 +205,8 @@ def probe_line(one: Probe, objectives: list[Objective]) -> str:
     """A probe on one line: the bounded values, and whether they met their bounds."""
     result = one.metrics.as_json()
     values = [f"{o.key} {'–' if (value := result.get(o.key)) is None else f'{value:,.4g}'}" for o in objectives]
+    prices = one.metrics.prices
+    values += [] if prices is None else [f"price/M out, all in {price_text(prices.tokens.all_in)}"]
     lost = f", {one.metrics.num_lost} failed" if one.metrics.num_lost else ""
     mark = "met   " if one.is_met else "missed"
     return f"{one.rate:>9.3g}/s  {mark}  {'  '.join(values)}  ({one.metrics.num_completed} requests{lost})"

@@ -27,6 +27,7 @@ from headway_lab.bench.load_flags import (
 )
 from headway_lab.bench.load_target import Outcome
 from headway_lab.bench.online_metrics import SHOWN_PERCENTILES
+from headway_lab.bench.pricing import add_price_flag
 from headway_lab.bench.served import ServedRequest, ServedTimeline, shared_share
 from headway_lab.bench.server_target import ServerTarget
 from headway_lab.bench.serving_report import TITLES, serving_block
@@ -70,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Requests a second. inf: all at once, or at the workload's own times. (default: inf)",
     )
     add_judging_flags(parser)
+    add_price_flag(parser)
     parser.add_argument(
         "--percentile-metrics",
         default=",".join(TITLES),
@@ -131,7 +133,9 @@ def run(arguments: argparse.Namespace) -> int:
                 percents=percents,
             )
         )
+        prices = outcome.metrics.prices
         notes = [*outcome_notes(outcome, ignore_eos=options.ignore_eos), *cache_notes(outcome, work)]
+        notes += [] if prices is None else [prices.note]
         for note in notes:
             print(f"note: {note}")
         _print_errors(outcome.errors)

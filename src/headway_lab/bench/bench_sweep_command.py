@@ -16,6 +16,7 @@ from headway.console.output_files import check_writable, print_table, write_json
 from headway.errors import ConfigError
 from headway_lab.bench.load_flags import Probing, add_probe_flags, judging_of, targets_of
 from headway_lab.bench.online_metrics import OnlineMetrics, is_thin, thin_note
+from headway_lab.bench.pricing import price_cells, price_notes, price_titles
 from headway_lab.bench.serving_report import SERVED_CAPTION, target_lines
 from headway_lab.bench.slo_targets import Targets
 from headway_lab.charts import Page, Series, line_chart
@@ -104,6 +105,12 @@ def sweep_page(
         ("Whole answer, P99", "p99_e2el_ms", "e2e"),
     ):
         page.chart(_curves(points, chart_title, "milliseconds", key, True, target_lines(targets or {}, name)))
+    if all(point.metrics.prices is not None for point in points):
+        key = "price_per_million_output_tokens_all_in"
+        page.chart(
+            _curves(points, "Price", "per 1M output tokens, all in", key, True),
+            "The price of the devices, divided by the output tokens alone.",
+        )
     page.chart(_frontier(points), "Up and to the left is better.")
     page.heading("All runs")
     page.table(*sweep_table(points))
@@ -118,21 +125,25 @@ def sweep_table(points: Sequence[SweepPoint]) -> tuple[list[str], list[list[str]
     has_goodput = any(point.metrics.good_requests_s is not None for point in points)
     titles = ["setting"] * has_settings + ["rate", "req/s"] + ["goodput"] * has_goodput
     titles += ["out tok/s", "TTFT P50", "P99", "TPOT P50", "ITL P50", "P99", "E2E P99", "failed"]
+    prices = [point.metrics.prices for point in points]
+    titles += price_titles(prices)
     rows = []
-    for point in points:
+    for place, point in enumerate(points):
         m = point.metrics
         cells = [point.label or "default"] * has_settings + [f"{point.rate:g}", f"{m.requests_s:.2f}"]
         cells += [f"{m.good_requests_s or 0.0:.2f}"] * has_goodput + [f"{m.output_tok_s:,.1f}"]
         cells += [m.percentile_text("ttft", percent) for percent in (50, 99)]
         cells += [m.percentile_text(name, 50, 2) for name in ("tpot", "itl")]
-        rows.append([*cells, m.percentile_text("itl", 99), m.percentile_text("e2el", 99), f"{m.num_lost}"])
+        cells += [m.percentile_text("itl", 99), m.percentile_text("e2el", 99), f"{m.num_lost}"]
+        rows.append([*cells, *price_cells(prices, place)])
     return titles, rows
 
 
 def sweep_notes(points: Sequence[SweepPoint]) -> list[str]:
     """Notes below the table."""
     fewest = min((point.metrics.num_completed for point in points), default=0)
-    return [thin_note(fewest)] if is_thin(99, fewest) else []
+    thin = [thin_note(fewest)] if is_thin(99, fewest) else []
+    return [*thin, *price_notes([point.metrics.prices for point in points])]
 
 
 def _by_setting(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:

@@ -40,6 +40,7 @@ from headway_lab.bench.datasets import (
 )
 from headway_lab.bench.load_target import EngineTarget, Judging, Outcome, Target
 from headway_lab.bench.online_metrics import SHOWN_PERCENTILES
+from headway_lab.bench.pricing import add_price_flag
 from headway_lab.bench.server_target import ServerOptions, ServerTarget
 from headway_lab.bench.slo_targets import Targets
 
@@ -56,7 +57,7 @@ _BACKEND = "openai"
 _TIMEOUT_S = 6 * 3600.0
 _SAMPLE_EVERY_S = 0.5
 _NAMES_A_SERVER = ("base_url", "host", "port", "api_key", "backend", "endpoint", "extra_body")
-_NEEDS_A_SERVER = ("max_concurrency", "ignore_eos", "plain_requests", "vocab_size", "request_timeout")
+_NEEDS_A_SERVER = ("max_concurrency", "ignore_eos", "plain_requests", "vocab_size", "request_timeout", "devices")
 _SERVER_TOO = ("model", "seed", "tokenizer")
 """Options of the engine that also apply to a server: its model's name, and the seed and tokenizer of prompts."""
 _TARGETS = ("ttft", "tpot", "e2el")
@@ -110,6 +111,12 @@ def add_server_flags(parser: argparse.ArgumentParser, *, has_samples: bool = Fal
         help="Random ids are drawn below this, and at most to 10,000. (default: what the server says, else 10,001)",
     )
     group.add_argument(
+        "--devices",
+        type=count(1, 10**6),
+        metavar="N",
+        help="With --price-per-hour: how many devices the server has. (default: what the server says, else 1)",
+    )
+    group.add_argument(
         "--request-timeout",
         type=positive,
         metavar="SECONDS",
@@ -141,6 +148,8 @@ def backend_of(arguments: argparse.Namespace) -> str:
 
 def server_options(arguments: argparse.Namespace, *, model: str | None, temperature: float) -> ServerOptions:
     """Read the options from the flags, and the key from the environment if there is no flag."""
+    if arguments.devices is not None and arguments.price_per_hour is None:
+        raise ConfigError("--devices is for prices: add --price-per-hour.")
     every_s = getattr(arguments, "sample_interval", 0.0)
     every_s = _SAMPLE_EVERY_S if every_s is None else every_s
     timeout_s = _TIMEOUT_S if arguments.request_timeout is None else arguments.request_timeout
@@ -164,6 +173,7 @@ def server_options(arguments: argparse.Namespace, *, model: str | None, temperat
         sample_every_s=every_s,
         num_warmups=arguments.num_warmups,
         vocab_size=arguments.vocab_size,
+        num_devices=arguments.devices,
     )
 
 
@@ -259,6 +269,7 @@ def add_probe_flags(parser: argparse.ArgumentParser, *, probe_seconds: float, mi
     parser.add_argument("--html", metavar="FILE", help="Write a report with plots.")
     parser.add_argument("--disable-tqdm", action="store_true", help="Do not show how far it is.")
     add_judging_flags(parser)
+    add_price_flag(parser)
     add_dataset_flags(parser)
     add_server_flags(parser)
     add_flags(parser, engine_flags())
@@ -341,7 +352,7 @@ def add_judging_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def judging_of(arguments: argparse.Namespace, percents: Sequence[float] = SHOWN_PERCENTILES) -> Judging:
-    return Judging(parse_goodput(arguments.goodput), percents)
+    return Judging(parse_goodput(arguments.goodput), percents, arguments.price_per_hour)
 
 
 def parse_goodput(texts: Sequence[str]) -> Targets | None:

@@ -12,6 +12,7 @@ from headway.errors import ConfigError
 from headway_lab.bench.datasets import Dataset, Draw
 from headway_lab.bench.environment import device_name
 from headway_lab.bench.online_metrics import SHOWN_PERCENTILES, OnlineMetrics
+from headway_lab.bench.pricing import Pricing
 from headway_lab.bench.replay import Replay, check_room, replay
 from headway_lab.bench.served import ServedRequest
 from headway_lab.bench.slo_targets import Targets, own_targets
@@ -42,13 +43,24 @@ class Judging:
     targets: Targets | None = None
     """Targets for every request. `None`: the requests' own targets, if they have any."""
     percents: Sequence[float] = SHOWN_PERCENTILES
+    price_per_hour: float | None = None
+    """The price of a device. `None`: tokens have no prices."""
 
     def metrics(
-        self, work: Sequence[ServedRequest], timelines: Sequence[RequestTimeline], duration_s: float
+        self,
+        work: Sequence[ServedRequest],
+        timelines: Sequence[RequestTimeline],
+        duration_s: float,
+        *,
+        num_devices: int = 1,
+        prompt_share: float | None = None,
     ) -> OnlineMetrics:
-        """The metrics of a run of this work."""
+        """The metrics of a run of this work, on so many devices. `prompt_share`: see `Pricing`."""
         targets = self.targets or own_targets([request.options for request in work])
-        return OnlineMetrics.of(timelines, duration_s, targets=targets, percents=self.percents)
+        found = OnlineMetrics.of(timelines, duration_s, targets=targets, percents=self.percents)
+        if self.price_per_hour is None:
+            return found
+        return found.priced(Pricing(self.price_per_hour, num_devices, prompt_share))
 
 
 class Target(Protocol):
@@ -116,7 +128,13 @@ class EngineTarget:
         if not self._num_runs and self._num_warmups:
             self._replay(alike(work, self._num_warmups))
         done = self._replay(work, progress)
-        metrics = self._judging.metrics(work, done.timelines, done.duration_s)
+        metrics = self._judging.metrics(
+            work,
+            done.timelines,
+            done.duration_s,
+            num_devices=self._engine.plan.num_ranks,
+            prompt_share=done.prompt_share,
+        )
         lost = [str(index) for index, timeline in enumerate(done.timelines) if not timeline.is_complete]
         errors = [done.errors.get(name, "it did not get exactly its tokens") for name in lost]
         return Outcome(metrics, done.timelines, done.samples, errors)

@@ -21,6 +21,7 @@ from headway.console.output_files import check_writable, write_json
 from headway.console.step_profiler import add_profile_flags, profile_steps
 from headway.errors import ConfigError
 from headway.progress import progress_bar
+from headway_lab.bench.pricing import Pricing, add_price_flag, price_measures, round_prices
 from headway_lab.bench.timelines import Measure, RoundTimes
 from headway_lab.workload.bench_requests import (
     HIGHEST_TOKEN_ID,
@@ -167,6 +168,7 @@ def add_common_flags(parser: argparse.ArgumentParser, scenarios: Sequence[str]) 
     parser.add_argument(
         "--start-up", action="store_true", help="Only measure the time from process start to a first token."
     )
+    add_price_flag(parser)
     add_profile_flags(parser, "of one more round")
     add_flags(parser, engine_flags())
 
@@ -259,15 +261,25 @@ class _Run:
             self.ceilings,
             max_num_seqs=self.engine.config.scheduler.max_num_seqs,
         )
-        print_rounds(self.console, self.job.measures, rounds, floor.times)
+        per_hour, num_devices = self.arguments.price_per_hour, self.engine.plan.num_ranks
+        priced = [] if per_hour is None else price_measures(per_hour, num_devices)
+        measures = [*self.job.measures, *priced]
+        print_rounds(self.console, measures, rounds, floor.times)
         best = min(measured, key=lambda one: one.times.elapsed_s)
-        result = self.job.result(rounds) | {
-            "rounds": [values_json(self.job.measures, times) for times in rounds],
-            "floor": values_json(self.job.measures, floor.times),
-            "ratio": ratios_json(self.job.measures, best.times, floor.times),
-            "num_steps": best.num_steps,
-            "num_preemptions": best.num_preemptions,
-        }
+        prices = None if per_hour is None else round_prices(best.times, per_hour, num_devices)
+        if prices is not None:
+            self.console.print(prices.note)
+        result = (
+            self.job.result(rounds)
+            | ({} if prices is None else prices.as_json())
+            | {
+                "rounds": [values_json(measures, times) for times in rounds],
+                "floor": values_json(self.job.measures, floor.times),
+                "ratio": ratios_json(self.job.measures, best.times, floor.times),
+                "num_steps": best.num_steps,
+                "num_preemptions": best.num_preemptions,
+            }
+        )
         self._finish(result, run_one, best.num_steps)
         return 0
 
@@ -284,7 +296,7 @@ class _Run:
         replays = self._rounds(
             run_one, functools.partial(replay, self.engine, beginning, temperature=self.job.temperature)
         )
-        rounds = [OnlineMetrics.of(one.timelines, one.duration_s) for one in replays]
+        rounds = [self._priced(OnlineMetrics.of(one.timelines, one.duration_s), one.prompt_share) for one in replays]
         costs = planned_costs(self.engine.model_config, self.engine.plan)
         alone = [timeline_alone(request, costs, self.ceilings) for request in self.work]
         floor = OnlineMetrics.of(alone, max(timeline.token_times_s[-1] for timeline in alone))
@@ -300,6 +312,13 @@ class _Run:
         if num_lost:
             print(f"headway: error: {num_lost} requests did not get exactly their tokens.", file=sys.stderr)
         return 1 if num_lost else 0
+
+    def _priced(self, metrics: OnlineMetrics, prompt_share: float | None) -> OnlineMetrics:
+        """The metrics with prices, if the price of a device is given."""
+        per_hour = self.arguments.price_per_hour
+        return (
+            metrics if per_hour is None else metrics.priced(Pricing(per_hour, self.engine.plan.num_ranks, prompt_share))
+        )
 
     def _rounds(self, run_one: Callable[..., Any], warm_up: Callable[..., Any] | None = None) -> list[Any]:
         """The measured rounds, after those that only warm the engine, where `warm_up` may run instead."""

@@ -124,6 +124,8 @@ def print_online(console: Console, metrics: OnlineMetrics, floor: OnlineMetrics,
                 ("finished", f"{metrics.num_completed}"),
                 ("lost", lost),
                 ("preemptions", f"{metrics.num_preemptions}"),
+                *({} if metrics.prices is None else metrics.prices.lines()).items(),
+                *(() if metrics.prices is None else [("", metrics.prices.note)]),
             ]
         )
     )

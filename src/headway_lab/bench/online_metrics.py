@@ -7,6 +7,7 @@ must reach it.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ from headway_lab.bench.timelines import (
 )
 
 if TYPE_CHECKING:
-    pass
+    from headway_lab.bench.pricing import Pricing, RunPrices
 
 
 SHOWN_PERCENTILES = (50, 90, 95, 99)
@@ -52,6 +53,9 @@ NEITHER_IS_BETTER = frozenset(
         "tokens_per_event",
         "total_cached_tokens",
         "cached_token_share",
+        "price_per_hour",
+        "price_devices",
+        "prompt_time_share",
     }
 )
 SARATHI = ("p99_itl_ms=100", "p50_ttft_ms=2000")
@@ -138,6 +142,8 @@ class OnlineMetrics:
     """Completed requests that met every target; `None` if there were no targets."""
     offered_s: float | None = None
     """Requests that arrived each second, until the last arrival; `None` if all were there at once."""
+    prices: RunPrices | None = None
+    """The prices of its tokens; `None` if the price of a device is not known."""
 
     @classmethod
     def of(
@@ -172,6 +178,11 @@ class OnlineMetrics:
             num_good=None if targets is None else attainment(timelines, targets).num_met,
             offered_s=offered_rate(timelines),
         )
+
+    def priced(self, pricing: Pricing) -> OnlineMetrics:
+        """The same metrics with the prices of the tokens. Lost requests are paid for by the others."""
+        tokens = {"num_input_tokens": self.num_input_tokens, "num_output_tokens": self.num_output_tokens}
+        return dataclasses.replace(self, prices=pricing.of(self.duration_s, **tokens))
 
     @property
     def output_tok_s(self) -> float:
@@ -246,7 +257,7 @@ class OnlineMetrics:
         }
         for name, distribution in self.latencies.items():
             result |= distribution.as_json(name)
-        return result
+        return result if self.prices is None else result | self.prices.as_json()
 
 
 def _spread(values: Sequence[float]) -> float:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from headway.errors import ConfigError, HeadwayError
+from headway.price import share_of
 from headway.sampling_params import SamplingParams
 from headway_lab.bench.timelines import BatchSample, RequestTimeline, RoundTimes, SampleLog, sample_of
 from headway_lab.workload.bench_requests import BenchRequest, Work
@@ -123,6 +124,7 @@ def run_round(
     errors: dict[str, str] = {}
     num_steps = 0
     gc.collect()
+    prompts_share = _prompt_share_from_now(engine)
     started_s = now()
     for index, (request, own_params) in enumerate(zip(work, params)):
         engine.add_request(str(index), request.prompt_token_ids, own_params, request.options, stream=False)
@@ -138,10 +140,17 @@ def run_round(
     elapsed_s = now() - started_s
     check_tokens(work, finished, errors)
     return Round(
-        RoundTimes.of(work, elapsed_s=elapsed_s, pace_s=_mean_pace(finished.values())),
+        RoundTimes.of(work, elapsed_s=elapsed_s, pace_s=_mean_pace(finished.values()), prompt_share=prompts_share()),
         num_steps,
         sum(output.metrics.num_preemptions for output in finished.values() if output.metrics is not None),
     )
+
+
+def _prompt_share_from_now(engine: LLMEngine) -> Callable[[], float | None]:
+    """A function that returns which share of the steps' time prompt tokens have taken since now."""
+    stats = engine.core.scheduler.token_time.stats
+    prompt_s, output_s = stats.prompt_s, stats.output_s
+    return lambda: share_of(stats.prompt_s - prompt_s, stats.output_s - output_s)
 
 
 def check_tokens(work: Work, finished: dict[str, RequestOutput], errors: dict[str, str]) -> None:
@@ -177,6 +186,8 @@ class Replay:
     """The batch after steps, thinned."""
     errors: Mapping[str, str] = field(default_factory=dict)
     """The errors of failed requests, by their number."""
+    prompt_share: float | None = None
+    """The share of the steps' time that prompt tokens took."""
 
     @property
     def num_lost(self) -> int:
@@ -202,6 +213,7 @@ def replay(
     agenda, log, num_steps = Agenda(work), SampleLog(), 0
     errors: dict[str, str] = {}
     gc.collect()
+    prompts_share = _prompt_share_from_now(engine)
     started_s = now()
     while agenda or engine.has_unfinished_requests():
         elapsed_s = now() - started_s
@@ -229,4 +241,4 @@ def replay(
                     progress.advance()
         if log.is_due(is_idle=not engine.has_unfinished_requests()):
             log.add(sample_of(engine.core.scheduler, elapsed_s))
-    return Replay(timelines, now() - started_s, num_steps, log.samples, errors)
+    return Replay(timelines, now() - started_s, num_steps, log.samples, errors, prompts_share())

@@ -22,6 +22,7 @@ from headway_lab.bench.http_client import (
 from headway_lab.bench.load import Sender, ServedRun, offer
 from headway_lab.bench.load_target import Judging, Outcome, alike
 from headway_lab.bench.served import Dialect, ServedRequest, error_text
+from headway_lab.bench.server_time import ServerTime, ask_time
 
 if TYPE_CHECKING:
     from headway.progress import Meter
@@ -120,6 +121,8 @@ class ServerOptions:
     """The interval at which metrics are read; 0: never."""
     num_warmups: int = 0
     vocab_size: int | None = None
+    num_devices: int | None = None
+    """The number of its devices; `None`: what it says, or one."""
 
 
 class ServerTarget:
@@ -133,6 +136,8 @@ class ServerTarget:
         self.facts: ServerFacts = run_async(self._ask())
         self.name = f"{self.facts.model} at {options.base_url}"
         self._is_warm = False
+        self._times = ServerTime(), ServerTime()
+        """The server's counters before the last run and after it, if its tokens are to have prices."""
 
     def draw(self, dataset: Dataset, wanted: Draw) -> list[ServedRequest]:
         vocab_size = self.options.vocab_size or self.facts.vocab_size or DEFAULT_VOCAB_SIZE
@@ -144,8 +149,15 @@ class ServerTarget:
     def run(self, work: Sequence[ServedRequest], progress: Meter | None = None) -> Outcome:
         """Run the work. The first run is preceded by the warm-up."""
         run = run_async(self._run(work, progress))
+        before, after = self._times
         return Outcome(
-            self._judging.metrics(work, run.timelines, run.duration_s),
+            self._judging.metrics(
+                work,
+                run.timelines,
+                run.duration_s,
+                num_devices=self.options.num_devices or after.num_devices or 1,
+                prompt_share=after.prompt_share(before),
+            ),
             run.timelines,
             run.samples,
             run.errors,
@@ -198,7 +210,8 @@ class ServerTarget:
         try:
             if not self._is_warm:
                 await self._warm_up(sender, work)
-            return await offer(
+            before = await self._time(client)
+            run = await offer(
                 work,
                 sender(work).send,
                 max_concurrency=options.max_concurrency,
@@ -206,8 +219,13 @@ class ServerTarget:
                 sample_every_s=options.sample_every_s,
                 progress=progress,
             )
+            self._times = before, await self._time(client)
+            return run
         finally:
             client.close()
+
+    async def _time(self, client: HttpClient) -> ServerTime:
+        return ServerTime() if self._judging.price_per_hour is None else await ask_time(client)
 
     async def _warm_up(
         self, sender: Callable[[Sequence[ServedRequest]], Sender], work: Sequence[ServedRequest]

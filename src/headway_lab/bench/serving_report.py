@@ -72,8 +72,10 @@ def _totals(metrics: OnlineMetrics, rate: float, max_concurrency: int | None) ->
     if metrics.good_requests_s is not None and metrics.good_share is not None:
         lines.append(_line("Request goodput (req/s)", f"{metrics.good_requests_s:.2f}"))
         lines.append(_line("Requests that met the SLO (%)", f"{100 * metrics.good_share:.1f}"))
+    prices = {} if metrics.prices is None else metrics.prices.lines()
     return [
         *lines,
+        *(_line(name, value) for name, value in prices.items()),
         _line("Output token throughput (tok/s)", f"{metrics.output_tok_s:.2f}"),
         _line("Peak output token throughput (tok/s)", f"{metrics.peak_output_tok_s:.2f}"),
         _line("Peak concurrent requests", f"{metrics.peak_in_flight}"),
@@ -155,6 +157,8 @@ def _facts(metrics: OnlineMetrics) -> dict[str, str]:
     }
     if metrics.good_requests_s is not None and metrics.good_share is not None:
         facts["goodput, requests/s"] = f"{metrics.good_requests_s:,.2f} ({metrics.good_share:.1%})"
+    if metrics.prices is not None:
+        facts["price per 1M tokens, in / out"] = " / ".join(metrics.prices.cells())
     return facts
 
 

@@ -31,15 +31,18 @@ class RoundTimes:
     num_requests: int
     num_input_tokens: int
     num_output_tokens: int
+    prompt_share: float | None = None
+    """The share of the steps' time that prompt tokens took; `None` if it is not known."""
 
     @classmethod
-    def of(cls, work: Work, *, elapsed_s: float, pace_s: float | None) -> RoundTimes:
+    def of(cls, work: Work, *, elapsed_s: float, pace_s: float | None, prompt_share: float | None = None) -> RoundTimes:
         return cls(
             elapsed_s=elapsed_s,
             pace_s=pace_s,
             num_requests=len(work),
             num_input_tokens=sum(request.num_prompt_tokens for request in work),
             num_output_tokens=sum(request.num_output_tokens * request.num_choices for request in work),
+            prompt_share=prompt_share,
         )
 
     @property

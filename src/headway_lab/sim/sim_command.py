@@ -19,6 +19,7 @@ from headway.errors import ConfigError, did_you_mean
 from headway.front.roles import TOGETHER, Roles
 from headway.progress import progress_bar
 from headway_lab.bench.load_flags import add_judging_flags, judging_of
+from headway_lab.bench.pricing import add_price_flag
 from headway_lab.charts.html_page import write_page
 from headway_lab.sim.sim_flags import (
     PREDICTORS,
@@ -100,6 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: %(default)s)",
     )
     add_judging_flags(parser)
+    add_price_flag(parser, more=" A replica takes a device for each of its ranks.")
     parser.add_argument("--output-json", metavar="FILE", help="Write the result here; keys as of 'headway bench'.")
     parser.add_argument("--csv", metavar="FILE", help="Write a line for each request here.")
     parser.add_argument("--html", metavar="FILE", help="Write a page with charts here.")
@@ -184,7 +186,8 @@ class _Simulator:
 
         (run,) = case.runs
         print(serving_block(run.metrics, title="Simulated Serving Result"))
-        notes = [*overload_notes([case]), self._targets_note(run), self._speed_note(run)]
+        prices = [] if run.metrics.prices is None else [run.metrics.prices.note]
+        notes = [*overload_notes([case]), self._targets_note(run), self._speed_note(run), *prices]
         if (by_class := class_table([case])) is not None:
             print("\nBy class, latencies in ms:")
             print_table(*by_class)
@@ -280,7 +283,13 @@ class _Simulator:
                 progress=progress,
             )
         self._took_s = time.perf_counter() - started_s
-        metrics = self._judging.metrics(work, done.timelines, done.duration_s)  # type: ignore[arg-type]
+        metrics = self._judging.metrics(
+            work,  # type: ignore[arg-type]
+            done.timelines,
+            done.duration_s,
+            num_devices=self._num_replicas * self._calibration.tensor_parallel_size,
+            prompt_share=done.token_time.prompt_share,
+        )
         return SimRun(arguments.work_seed + number, work, done, metrics, self._judging.targets)
 
     def _targets_note(self, run: SimRun) -> str:

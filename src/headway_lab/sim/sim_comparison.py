@@ -19,7 +19,9 @@ from functools import cached_property
 from typing import Any
 
 from headway.front.roles import Roles
+from headway.price import price_text
 from headway_lab.bench.online_metrics import THIN_MARK, OnlineMetrics, is_thin, thin_note
+from headway_lab.bench.pricing import price_notes, price_titles
 from headway_lab.bench.serving_report import SERVED_CAPTION, target_lines
 from headway_lab.bench.slo_targets import Targets, attainment, class_names, own_targets, targets_by_class
 from headway_lab.bench.timelines import RequestTimeline, percentile
@@ -172,13 +174,15 @@ class Case:
 
 def run_table(cases: Sequence[Case]) -> Table:
     """A row for each case, with latencies in milliseconds."""
-    titles = ["policy", "rate", "req/s", "goodput/s", "good", *_LATENCY_TITLES, "most waiting"]
+    prices = [case.runs[0].metrics.prices for case in cases]
+    titles = ["policy", "rate", "req/s", "goodput/s", "good", *_LATENCY_TITLES, "most waiting", *price_titles(prices)]
     rows = []
     for case in cases:
         each = [run.metrics for run in case.runs]
         cells = [case.policy, case.rate_text, _cell(each, lambda m: m.requests_s, 2)]
         cells += [_cell(each, lambda m: m.good_requests_s, 2), _cell(each, _good_percent, 1, "%")]
-        rows.append([*cells, *_latency_cells(each), f"{case.most_waiting:,}"])
+        cells += [*_latency_cells(each), f"{case.most_waiting:,}"]
+        rows.append([*cells, *(_price_cells(each) if prices[0] is not None else [])])
     return titles, rows
 
 
@@ -204,6 +208,7 @@ def notes_on(cases: Sequence[Case]) -> list[str]:
     fewest = min(m.num_completed for case in cases for run in case.runs for m in (run.metrics, *run.classes.values()))
     if is_thin(99, fewest):
         notes.append(thin_note(fewest))
+    notes += price_notes([case.runs[0].metrics.prices for case in cases])
     num_seeds = len(cases[0].runs)
     if num_seeds > 1:
         notes.append(f"Means over {num_seeds} seeds, ± half of the 95% interval of the mean.")
@@ -352,6 +357,14 @@ def _latency_cells(each: Sequence[OnlineMetrics]) -> list[str]:
 def _percentile_cell(each: Sequence[OnlineMetrics], name: str, percent: int) -> str:
     thin = any(is_thin(percent, metrics.num_completed) for metrics in each)
     return _cell(each, lambda m: m.latencies[name].percentiles[percent], 1) + (THIN_MARK if thin else "")
+
+
+def _price_cells(each: Sequence[OnlineMetrics]) -> list[str]:
+    """The means over the seeds of the prices of input and output tokens."""
+    tokens = [metrics.prices.tokens for metrics in each if metrics.prices is not None]
+    sides = ([one.input for one in tokens], [one.output for one in tokens])
+    known = ([price for price in side if price is not None] for side in sides)
+    return [price_text(statistics.fmean(side) if side else None) for side in known]
 
 
 def _good_percent(metrics: OnlineMetrics) -> float | None:

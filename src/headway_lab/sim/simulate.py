@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from headway.config import CacheConfig
 from headway.core import Request, RequestStatus, RequestUpdate, Scheduler, SchedulerOutput
 from headway.core.kv.cache_report import CacheReport
+from headway.core.token_time import TokenTimeStats
 from headway.engine.engine_core import CoreStep
 from headway.errors import ConfigError
 from headway.front.roles import PrefillChoice, Roles, computes_elsewhere
@@ -64,6 +65,7 @@ class Simulation:
     num_steps: int = 0
     busy_s: float = 0.0
     """Busy seconds of all devices together."""
+    token_time: TokenTimeStats = field(default_factory=TokenTimeStats)
     waste: list[float] = field(default_factory=list)
     """Before each step with a request in the batch: the share of the reserved KV memory that holds nothing."""
     num_running: list[int] = field(default_factory=list)
@@ -140,8 +142,7 @@ _STAGED_SHARE = 4
 
 
 def _num_staged(machine: Machine) -> int:
-    """Slots of host memory for received blocks, if none were calibrated: a quarter of the KV blocks, and room for at
-    least one prompt."""
+    """Slots of host memory for received blocks, if none were calibrated; at least one prompt has room."""
     return max(machine.num_blocks // _STAGED_SHARE, -(-machine.max_model_len // machine.block_size))
 
 
@@ -214,8 +215,8 @@ class _Cluster:
         for replica in self._replicas:
             result.num_steps += replica.executor.num_steps
             result.busy_s += replica.executor.busy_s
-            cache = replica.core.scheduler.kv_cache.prefix_cache
-            if cache is not None:
+            result.token_time.add(replica.core.scheduler.token_time.stats)
+            if (cache := replica.core.scheduler.kv_cache.prefix_cache) is not None:
                 result.num_queried_tokens += cache.stats.num_queried_tokens
                 result.num_hit_tokens += cache.stats.num_hit_tokens
         if self._prefill is not None:
