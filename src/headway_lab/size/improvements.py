@@ -7,7 +7,7 @@ cost at most.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -182,11 +182,3 @@ def _new_flags(base: Promised, change: Change) -> dict[str, Any]:
     return {name: value for name, value in after.items() if before.get(name) != value and name != "max_model_len"}
 
 
-def price_ratio(improvement: Improvement) -> float:
-    """The price of a token as a share of the answer's, if a device costs the same."""
-    return 1.0 / improvement.gain if improvement.gain else float("inf")
-
-
-def ranked_halving(found: Sequence[Improvement]) -> list[Improvement]:
-    """Those that halve the price."""
-    return [one for one in found if one.halves]
