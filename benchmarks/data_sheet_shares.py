@@ -17,9 +17,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from headway.core.step_work import StepWork
 from headway.console.output_files import write_json
 from headway_lab.sim.calibration import Calibration, shipped_machines
-from headway_lab.sim.cost_model import StepWork
 from headway_lab.size.accuracy import (
     ERRORS_FILE,
     Accuracy,

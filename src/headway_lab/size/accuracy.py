@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from headway.config import EngineConfig
+from headway.core.step_work import StepWork
 from headway.errors import ConfigError
 from headway_lab.bench.offline_bench import SCENARIOS
 from headway_lab.sim.calibration import Calibration
-from headway_lab.sim.cost_model import StepWork, fit_errors
+from headway_lab.sim.cost_model import fit_errors
 from headway_lab.sim.simulate import simulate
 from headway_lab.size.data_sheet_model import MEASURED, Shares, data_sheet_calibration
 from headway_lab.size.data_sheets import DataSheet, device_calibrated_as

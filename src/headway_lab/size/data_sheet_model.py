@@ -23,11 +23,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headway.config import EngineConfig
+from headway.core.step_work import StepWork
 from headway.errors import ConfigError
+from headway.models.costs import ModelCosts, model_costs
 from headway.worker.memory_needs import PlannedModel, planned_model
-from headway_lab.bench.floors import ModelCosts, model_costs
 from headway_lab.sim.calibration import CACHE_OPTIONS, Calibration, HostTime
-from headway_lab.sim.cost_model import ROW_KNEES, TOKEN_KNEES, CostModel, StepWork
+from headway_lab.sim.cost_model import ROW_KNEES, TOKEN_KNEES, CostModel
 from headway_lab.size.data_sheets import DataSheet
 
 GIB = 2**30
@@ -75,7 +76,6 @@ class RankCosts:
 
     costs: ModelCosts
     """Of the rank."""
-    output_bytes: float
     num_layers: int
     weight_format: str
     """The format of the linear layers: "none" for floats."""
@@ -92,8 +92,9 @@ def rank_costs(planned: PlannedModel, weight_format: str) -> RankCosts:
         linear_flops_per_token=whole.linear_flops_per_token / ranks,
         attention_flops_per_pair=whole.attention_flops_per_pair / ranks,
         output_flops=whole.output_flops / ranks,
+        output_bytes=planned.output_weight_bytes,
     )
-    return RankCosts(costs, planned.output_weight_bytes, planned.config.num_layers, weight_format)
+    return RankCosts(costs, planned.config.num_layers, weight_format)
 
 
 def data_sheet_seconds(
@@ -102,9 +103,9 @@ def data_sheet_seconds(
     """Seconds that a step of this work takes by the formula above. `num_tokens` may stand for another number of tokens
     than the work's."""
     costs, bandwidth, peak = rank.costs, 1e9 * sheet.bandwidth_gb_s, 1e12 * sheet.tflops
-    linear_bytes = costs.weight_bytes - rank.output_bytes
+    linear_bytes = costs.weight_bytes - costs.output_bytes
     weights = shares.int4_weights if rank.weight_format == "int4" else shares.weights
-    read_s = linear_bytes / (weights * bandwidth) + rank.output_bytes / (shares.weights * bandwidth)
+    read_s = linear_bytes / (weights * bandwidth) + costs.output_bytes / (shares.weights * bandwidth)
     linear_s = costs.linear_flops_per_token / (shares.matmul * _linear_peak(rank, sheet))
     output_s = costs.output_flops / (shares.matmul * peak)
     context_s = costs.kv_bytes_per_token * work.num_context_tokens / (shares.cache * bandwidth)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from headway.core.step_work import StepWork
+from headway_lab.sim.setup import set_up
 from headway_lab.sim.sim_comparison import capacity
 from headway_lab.size.deployment import Deployment
 from headway_lab.tune import Goal, Space, Trial
@@ -177,9 +179,6 @@ def _tail(trial: Trial) -> float:
 
 
 def _service_s(work: Sequence[BenchRequest], deployment: Deployment, changes: Changes) -> float:
-    from headway_lab.sim.cost_model import StepWork
-    from headway_lab.sim.setup import set_up
-
     setup = set_up(deployment.calibration, {**deployment.simulated_options, **changes}, link=deployment.link)
     machine, cost = setup.machine, setup.machine.cost
     mean_in = sum(request.num_prompt_tokens for request in work) / len(work)

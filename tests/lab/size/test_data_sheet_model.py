@@ -7,10 +7,10 @@ import dataclasses
 
 import pytest
 
+from headway.core.step_work import StepWork
 from headway.errors import ConfigError
 from headway.worker.memory_needs import planned_model
 from headway_lab.sim.calibration import Calibration
-from headway_lab.sim.cost_model import StepWork
 from headway_lab.size.accuracy import (
     MeasuredRow,
     measured_accuracy,
