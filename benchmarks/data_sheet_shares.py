@@ -1,7 +1,7 @@
 """What the engine reaches of a device's data sheet, and how far predictions from a data sheet are off.
 
-    python benchmarks/data_sheet_shares.py --fit                # the shares, fitted to Llama 3.1 8B in bfloat16 on an H200
-    python benchmarks/data_sheet_shares.py                      # the errors, and src/headway_lab/size/data_sheet_errors.json
+    python benchmarks/data_sheet_shares.py --fit    # the shares, fitted to Llama 3.1 8B in bfloat16 on an H200
+    python benchmarks/data_sheet_shares.py          # the errors, and src/headway_lab/size/data_sheet_errors.json
     python benchmarks/data_sheet_shares.py --output errors.json --markdown
 
 The fit sees the calibration `h200-llama31-8b` and the rows of `b1`, `b64` and `prefill` below. Everything else is held
@@ -17,8 +17,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headway.core.step_work import StepWork
 from headway.console.output_files import write_json
+from headway.core.step_work import StepWork
+from headway.worker.memory_needs import planned_model
 from headway_lab.sim.calibration import Calibration, shipped_machines
 from headway_lab.size.accuracy import (
     ERRORS_FILE,
@@ -32,7 +33,6 @@ from headway_lab.size.accuracy import (
 )
 from headway_lab.size.data_sheet_model import MEASURED, RankCosts, Shares, data_sheet_seconds, rank_costs
 from headway_lab.size.data_sheets import find_device
-from headway.worker.memory_needs import planned_model
 
 FITTED_MACHINE = "h200-llama31-8b"
 FITTED_SHARES = (
@@ -121,7 +121,10 @@ def _rank(number: int) -> RankCosts:
 
 def markdown(accuracy: Accuracy) -> str:
     """Both tables."""
-    lines = ["| calibrated machine | steps | number | mean error | 95% within | of the sum |", "|---|---|--:|--:|--:|--:|"]
+    lines = [
+        "| calibrated machine | steps | number | mean error | 95% within | of the sum |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
     for one in accuracy.steps:
         name = f"{one.machine} (fitted)" if one.was_fitted else one.machine
         lines.append(f"| {name} | {one.kind} | {one.num_steps} | {one.mean:.1%} | {one.p95:.1%} | {one.bias:+.1%} |")

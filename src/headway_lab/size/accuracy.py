@@ -1,8 +1,8 @@
 """How far predictions from a data sheet are off, measured where the truth is known: on machines that were calibrated.
 
 Two comparisons. Single steps: what the formula says against what a shipped calibration says, for steps of many sizes.
-Whole scenarios (`b1`, `b64`, `nano`, `prefill` of docs/benchmarks.md): a simulation by data sheet against the measured row.
-`benchmarks/data_sheet_shares.py` does both and writes `data_sheet_errors.json`, which `headway size` reads.
+Whole scenarios (`b1`, `b64`, `nano`, `prefill` of docs/benchmarks.md): a simulation by data sheet against the measured
+row. `benchmarks/data_sheet_shares.py` does both and writes `data_sheet_errors.json`, which `headway size` reads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CONTEXTS = (256, 1024, 4096)
 _BESIDE = (0, 16, 64)
 _CHUNKS = (64, 128, 256, 512, 1024, 2048, 4096)
-_CONTEXT = 512
 
 
 def compared_steps(num_cache_tokens: int) -> list[StepWork]:
@@ -43,7 +42,7 @@ def compared_steps(num_cache_tokens: int) -> list[StepWork]:
     ]
     for beside in _BESIDE:
         for tokens in _CHUNKS:
-            context = beside * _CONTEXT
+            context = beside * 512
             steps.append(StepWork(beside + tokens, beside + 1, beside + 1, context, 1, tokens * tokens / 2))
     return steps
 
@@ -109,10 +108,10 @@ class Accuracy:
         models = " and ".join(dict.fromkeys(_model_text(row) for row in rows))
         mean = statistics.fmean(abs(row.error) for row in rows)
         return (
-            f"By data sheet. Where it could be checked, on models and formats that its shares were not fitted to: single "
-            f"steps of {len(held_out)} calibrated machines {self.mean_step_error:.0%} off in the mean (95% within "
-            f"{p95:.0%}); {len(rows)} measured rows of {models} {mean:.0%} in the mean, {self.largest_row_error:.0%} at "
-            "most. All of these are H200s; other devices were not measured."
+            "By data sheet. Where it could be checked, on models and formats that its shares were not fitted to: "
+            f"single steps of {len(held_out)} calibrated machines {self.mean_step_error:.0%} off in the mean (95% "
+            f"within {p95:.0%}); {len(rows)} measured rows of {models} {mean:.0%} in the mean, "
+            f"{self.largest_row_error:.0%} at most. All of these are H200s; other devices were not measured."
         )
 
     def as_json(self) -> dict[str, Any]:

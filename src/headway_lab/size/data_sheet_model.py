@@ -1,4 +1,4 @@
-"""A cost model from a device's data sheet and a model's shape: bytes over bandwidth, flops over the peak, and constants.
+"""A cost model from a device's data sheet and a model's shape: bytes over bandwidth, flops over peak, and constants.
 
     W   bytes of a rank's weights that a step multiplies with;  F  flops of its linear layers for one token
     K   bytes of keys and values of one token;                  H  flops of the output projection for one token
@@ -7,10 +7,10 @@
     chunks of n tokens    √( (W/b)² + (n·F/f)² ) + H·sampled rows/f    + K·context/k + layers·c + s
                           + 4·q·layers·pairs/a
 
-Reading weights and multiplying overlap, but not wholly: where both take as long, they take 1.4 times as long together. b
-and k are the bandwidth times the shares of it that the engine's kernels reach for weights and for the cache; f and a are
-the peak times the shares that its linear layers and its attention reach; l, c and s are the time of a layer, and of a
-step, that neither explains: kernels that begin and end. `Shares` has these eight numbers, and where they come from.
+Reading weights and multiplying overlap, but not wholly: where both take as long, they take 1.4 times as long together.
+b and k are the bandwidth times the shares of it that the engine's kernels reach for weights and for the cache. f and a
+are the peak times the shares that its linear layers and its attention reach. l, c and s are the time of a layer, and of
+a step, that neither explains: kernels that begin and end. `Shares` has these eight numbers, and where they come from.
 
 The cost model of the simulator has straight lines between its knees, and so this one meets the formula at the knees.
 """
@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headway.config import EngineConfig
 from headway.core.step_work import StepWork
@@ -31,17 +31,15 @@ from headway_lab.sim.calibration import CACHE_OPTIONS, Calibration, HostTime
 from headway_lab.sim.cost_model import ROW_KNEES, TOKEN_KNEES, CostModel
 from headway_lab.size.data_sheets import DataSheet
 
-GIB = 2**30
-
 
 @dataclass(frozen=True)
 class Shares:
     """What the engine reaches of a data sheet.
 
-    All but one number were fitted to what Llama 3.1 8B in bfloat16 did on an H200: the steps of its calibration
-    (h200-llama31-8b), and its rows `b1`, `b64` and `prefill` in benchmarks/RESULTS.md, with those of its shards for two and
-    four ranks in docs/results/tensor_parallel.md. `python benchmarks/data_sheet_shares.py --fit` fits them again; without
-    `--fit` it measures their error on models and formats that they were not fitted to.
+    The first eight were fitted to what Llama 3.1 8B in bfloat16 did on an H200: the steps of its calibration
+    (h200-llama31-8b), its rows `b1`, `b64` and `prefill` in benchmarks/RESULTS.md, and those of its shards for two and
+    four ranks in docs/results/tensor_parallel.md. `python benchmarks/data_sheet_shares.py --fit` fits them again.
+    Without `--fit` it measures their error on models and formats that they were not fitted to.
     """
 
     weights: float = 0.913
@@ -63,7 +61,7 @@ class Shares:
     int4_weights: float = 0.46
     """Of the bandwidth, for weights of 4 bits, whose kernels have more to compute. From the row `b1` of INT4 in
     docs/results/quantization.md."""
-    host: HostTime = HostTime(748e-6, 2.8e-6, 113e-6, 2.9e-6)
+    host: HostTime = field(default_factory=lambda: HostTime(748e-6, 2.8e-6, 113e-6, 2.9e-6))
     """The host's time, as calibrated beside an H200 (h200-llama31-8b)."""
 
 
@@ -120,8 +118,8 @@ def data_sheet_seconds(
 
 
 def _linear_peak(rank: RankCosts, sheet: DataSheet) -> float:
-    """Flops a second of the format that linear layers multiply in. Only float8 has a rate of its own: weights in other
-    formats become floats before they are multiplied."""
+    """Flops a second of the format that linear layers multiply in. Weights of 4 bits become floats before they are
+    multiplied; how fast 8-bit integers are was not measured, and they count as floats."""
     return 1e12 * (sheet.fp8_tflops or sheet.tflops if rank.weight_format == "fp8" else sheet.tflops)
 
 
@@ -180,13 +178,10 @@ def _value(coefficients: Sequence[float], knees: Sequence[int], number: float) -
     return constant + sum(each * max(number - knee, 0) for each, knee in zip(rest, knees, strict=True))
 
 
-_BEYOND = 2
-"""The last line goes through this multiple of the last knee."""
-
-
 def _lines(seconds: Callable[[float], float], knees: Sequence[int]) -> tuple[float, ...]:
-    """The constant and a coefficient for each knee, of the lines that meet a function at the knees."""
-    points = [*knees, _BEYOND * knees[-1]]
+    """The constant and a coefficient for each knee, of the lines that meet a function at the knees. The last line goes
+    through twice the last knee."""
+    points = [*knees, 2 * knees[-1]]
     values = [seconds(point) for point in points]
     slopes = [
         (above - below) / (right - left)
@@ -204,15 +199,16 @@ def data_sheet_calibration(
     planned = planned_model(config)
     needs = planned.needs
     scheduler, cache = config.scheduler.resolve("cuda"), config.cache.resolve("cuda")
-    room = needs.room(sheet.memory_gb * GIB, config.cache.gpu_memory_utilization)
+    gib = 2**30
+    room = needs.room(sheet.memory_gb * gib, config.cache.gpu_memory_utilization)
     bytes_per_block = cache.block_size * needs.kv_bytes_per_token
     longest = -(-needs.max_model_len // cache.block_size)
     num_blocks = min(room // bytes_per_block, scheduler.max_num_seqs * longest)
     if num_blocks < longest:
         raise ConfigError(
-            f"{planned.title} takes {needs.weight_bytes / GIB:,.1f} GiB of weights on each of {needs.num_ranks} devices "
-            f"and {needs.working_bytes / GIB:,.1f} GiB of working space, which leaves "
-            f"{room / GIB:,.1f} GiB of {sheet.memory_gb:g} for a request of {needs.max_model_len:,} tokens."
+            f"{planned.title} takes {needs.weight_bytes / gib:,.1f} GiB of weights on each of {needs.num_ranks} "
+            f"devices and {needs.working_bytes / gib:,.1f} GiB of working space, which leaves "
+            f"{room / gib:,.1f} GiB of {sheet.memory_gb:g} for a request of {needs.max_model_len:,} tokens."
         )
     weights = weight_format_of(config)
     calibration = Calibration(

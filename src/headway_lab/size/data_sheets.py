@@ -1,7 +1,7 @@
 """What the makers of devices publish about them, and the devices that are known by name.
 
-Rates are of dense matrix products (not of sparse ones, which data sheets like to print) with sums in float32. The memory
-is the number in the device's name, which counts 2^30 bytes.
+Rates are of dense matrix products (not of sparse ones, which data sheets like to print) with sums in float32. The
+memory is the number in the device's name, which counts 2^30 bytes.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ DEVICES = (
     DataSheet("a100-40", 1555.0, 312.0, 40.0, link_gb_s=300.0, calibrated_as="NVIDIA A100-SXM4-40GB"),
     # NVIDIA L40S data sheet: 864 GB/s, 48 GB; 362 TFLOP/s bfloat16, 733 float8, dense.
     DataSheet("l40s", 864.0, 362.0, 48.0, 733.0, calibrated_as="NVIDIA L40S"),
-    # NVIDIA Ada GPU architecture whitepaper, appendix A: 1,008 GB/s, 24 GB; 165.2 TFLOP/s bfloat16 and 330.3 float8 with
-    # sums in float32, dense.
+    # NVIDIA Ada GPU architecture whitepaper, appendix A: 1,008 GB/s, 24 GB; 165.2 TFLOP/s bfloat16 and 330.3 float8,
+    # dense, with sums in float32.
     DataSheet("rtx4090", 1008.0, 165.2, 24.0, 330.3, calibrated_as="NVIDIA GeForce RTX 4090"),
     # NVIDIA A10 Tensor Core GPU data sheet: 600 GB/s, 24 GB; 125 TFLOP/s bfloat16, dense.
     DataSheet("a10", 600.0, 125.0, 24.0, calibrated_as="NVIDIA A10"),

@@ -1,8 +1,8 @@
-"""What a replica runs on: a device, or several, with the model's options, and the calibration that says how fast that is.
+"""What a replica runs on: one device or several, the model's options, and the calibration that says how fast that is.
 
-    a shipped calibration of this model, device and number of ranks, in these formats     taken as it is
-    one in other formats                                    changed by what the data sheet says of the difference
-    none                                                    made from the data sheet alone
+a shipped calibration of this model, device and number of ranks, in these formats     taken as it is
+one in other formats                                    changed by what the data sheet says of the difference
+none                                                    made from the data sheet alone
 """
 
 from __future__ import annotations
@@ -117,9 +117,7 @@ def engine_config(target: Target, num_ranks: int) -> EngineConfig:
         )
     rounded = -(-target.longest // 1024) * 1024
     wanted = min(max(LEAST_CONTEXT, rounded), most)
-    return EngineConfig.from_options(
-        **{**with_shape_defaults(given), "load_format": "dummy", "max_model_len": wanted}
-    )
+    return EngineConfig.from_options(**{**with_shape_defaults(given), "load_format": "dummy", "max_model_len": wanted})
 
 
 def _check_float8(target: Target, config: EngineConfig) -> None:
@@ -156,7 +154,9 @@ def deploy(target: Target, num_ranks: int) -> Deployment:
             return Deployment(target, base, "calibrated", max_model_len=length)
         return Deployment(target, _changed(base, target, config), "changed", max_model_len=length)
     if target.sheet is None:
-        raise ConfigError("The calibration's device is not known by a data sheet, so that nothing else can be said of it.")
+        raise ConfigError(
+            "The calibration's device is not known by a data sheet, so that nothing else can be said of it."
+        )
     calibration, _ = data_sheet_calibration(config, target.sheet)
     return Deployment(target, calibration, "data sheet", Link(gb_s=target.sheet.link_gb_s), length)
 
@@ -189,8 +189,8 @@ def _changed(base: Calibration, target: Target, config: EngineConfig) -> Calibra
     sheet = target.sheet or device_calibrated_as(base.device_name)
     if sheet is None:
         raise ConfigError(
-            f"What other number formats change on '{base.device_name}' is only known by a data sheet, and there is none: "
-            "calibrate with them."
+            f"What other number formats change on '{base.device_name}' is only known by a data sheet, and there is "
+            "none: calibrate with them."
         )
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, max_model_len=base.max_model_len))
     old_config = config_of(base)

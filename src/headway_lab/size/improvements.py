@@ -18,10 +18,6 @@ from headway_lab.size.deployment import MOST_RANKS, Deployment, Origin, deploy
 from headway_lab.size.rates import Promised, highest_rate
 from headway_lab.size.sizing import Effort, Sizing, breaking_objective
 
-_NUM_TRIALS = 2
-_LOOSER = 2.0
-_NUM_FASTER = 2
-
 
 @dataclass(frozen=True)
 class Change:
@@ -70,10 +66,10 @@ def improvements(sizing: Sizing, *, effort: Effort, progress: Meter | None = Non
             lambda rate: promised.trial(rate, number),
             guess=guess,
             ceiling=ceiling * factor,
-            num_trials=_NUM_TRIALS,
+            num_trials=2,
         ).rate
 
-    changes = list(possible_changes(sizing))
+    changes = list(possible_changes(sizing, effort))
     own = highest(base, 1.0, most)
     found = []
     for done, change in enumerate(changes):
@@ -85,25 +81,32 @@ def improvements(sizing: Sizing, *, effort: Effort, progress: Meter | None = Non
         gain = each / (own / base.deployment.num_devices) if own else 0.0
         found.append(
             Improvement(
-                change.name, _new_flags(base, change), each, gain, change.is_other_device, change.promised.deployment.origin
+                change.name,
+                _new_flags(base, change),
+                each,
+                gain,
+                change.is_other_device,
+                change.promised.deployment.origin,
             )
         )
     return sorted(found, key=lambda one: -one.gain)
 
 
-def possible_changes(sizing: Sizing) -> Iterator[Change]:
+def possible_changes(sizing: Sizing, effort: Effort) -> Iterator[Change]:
     """The changes that can be made to this answer."""
     yield from _formats(sizing.promised)
     if (found := breaking_objective(sizing)) is not None:
         objective, _ = found
         bounds = [
-            f"{text.partition('=')[0]}={_LOOSER * objective.bound:g}" if text.partition("=")[0] == objective.key else text
+            f"{text.partition('=')[0]}={effort.looser * objective.bound:g}"
+            if text.partition("=")[0] == objective.key
+            else text
             for text in sizing.promised.load.promises
         ]
-        name = f"promise {objective.key} ≤ {_LOOSER * objective.bound:g} instead of {objective.bound:g}"
+        name = f"promise {objective.key} ≤ {effort.looser * objective.bound:g} instead of {objective.bound:g}"
         yield Change(name, replace(sizing.promised, load=replace(sizing.promised.load, promises=bounds)))
     yield from _other_ranks(sizing.promised)
-    yield from _devices(sizing.promised)
+    yield from _devices(sizing.promised, effort.num_faster)
 
 
 def _formats(promised: Promised) -> Iterator[Change]:
@@ -143,7 +146,7 @@ def _other_ranks(promised: Promised) -> Iterator[Change]:
             yield from _change(promised, f"{number} {devices} for each replica", {}, number)
 
 
-def _devices(promised: Promised) -> Iterator[Change]:
+def _devices(promised: Promised, num_faster: int) -> Iterator[Change]:
     """The next faster devices, and the next slower one, on which the model fits."""
     target = promised.deployment.target
     if target.sheet is None:
@@ -153,7 +156,7 @@ def _devices(promised: Promised) -> Iterator[Change]:
     slower = [sheet for sheet in DEVICES if sheet.bandwidth_gb_s < own.bandwidth_gb_s and sheet.name != own.name]
     faster.sort(key=lambda sheet: sheet.bandwidth_gb_s)
     slower.sort(key=lambda sheet: -sheet.bandwidth_gb_s)
-    for sheets, most in ((faster, _NUM_FASTER), (slower, 1)):
+    for sheets, most in ((faster, num_faster), (slower, 1)):
         num_found = 0
         for sheet in sheets:
             if num_found == most:
@@ -180,5 +183,3 @@ def _fewest_devices(deployment: Deployment, device: str) -> Deployment | None:
 def _new_flags(base: Promised, change: Change) -> dict[str, Any]:
     before, after = base.deployment.serve_flags, change.promised.deployment.serve_flags
     return {name: value for name, value in after.items() if before.get(name) != value and name != "max_model_len"}
-
-

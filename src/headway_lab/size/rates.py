@@ -20,12 +20,24 @@ from headway_lab.tune import Goal, Space, Trial
 from headway_lab.tune.tune_search import simulate_trial
 from headway_lab.workload.bench_requests import BenchRequest
 
-_STEP = 1.12
-_MOST_STEP = 1.5
-"""The next rate that is tried is at least 1.12 times, and at most 1.5 times, the one before, or as much lower."""
-_NEAR = 0.02
-"""Rates that differ by less than this share need no further simulation."""
-_LEAST_TAIL, _MOST_TAIL = 1e-3, 1e3
+
+@dataclass(frozen=True)
+class _Steps:
+    """How the next rate is chosen."""
+
+    least: float = 1.12
+    most: float = 1.5
+    """The next rate that is tried is at least, and at most, so many times the one before, or as much lower."""
+    near: float = 0.02
+    """Rates that differ by less than this share need no further simulation."""
+    least_tail: float = 1e-3
+    most_tail: float = 1e3
+    """Tails beyond these say nothing more."""
+    apart_s: float = 1e4
+    """Seconds between requests that have a replica to themselves."""
+
+
+_STEPS = _Steps()
 ROUTER = "prefix-aware"
 
 Changes = Mapping[str, Any]
@@ -77,7 +89,7 @@ class Promised:
     def alone(self, number: int) -> Trial:
         """Simulate requests that have a replica to themselves, one after the other."""
         work = [
-            replace(request, arrival_s=_APART_S * place, after=None, think_s=0.0)
+            replace(request, arrival_s=_STEPS.apart_s * place, after=None, think_s=0.0)
             for place, request in enumerate(self.load.draw(number, 1.0))
         ]
         space = self.space(work)
@@ -92,9 +104,6 @@ class Promised:
     def service_s(self, number: int) -> float:
         """Seconds of a full batch that a request takes for itself, by the cost model alone."""
         return _service_s(self.load.draw(number, 1.0), self.deployment, self.changes)
-
-
-_APART_S = 1e4
 
 
 @dataclass(frozen=True)
@@ -127,7 +136,7 @@ def highest_rate(
     trials = list(known)
     rate = min(guess, ceiling)
     while len(trials) < num_trials + len(known):
-        if any(abs(rate / tried - 1.0) < _NEAR for tried, _ in trials):
+        if any(abs(rate / tried - 1.0) < _STEPS.near for tried, _ in trials):
             break
         trials.append((rate, simulate(rate)))
         rate = min(_next_rate(trials), ceiling)
@@ -144,14 +153,14 @@ def _next_rate(trials: Sequence[tuple[float, Trial]]) -> float:
     last, direction = (kept, 1.0) if kept is not None else (missed, -1.0)
     assert last is not None
     ordered = sorted(trials, key=lambda pair: abs(math.log(_tail(pair[1]))))
-    step = _STEP
+    step = _STEPS.least
     if len(ordered) > 1:
         (first_rate, first), (second_rate, second) = ordered[:2]
         slope = math.log(_tail(first) / _tail(second)) / math.log(first_rate / second_rate)
         if slope > 0:
-            step = min(max(math.exp(abs(math.log(_tail(last[1]))) / slope) * 1.02, _STEP), _MOST_STEP)
+            step = min(max(math.exp(abs(math.log(_tail(last[1]))) / slope) * 1.02, _STEPS.least), _STEPS.most)
     elif direction < 0:
-        step = min(max(_tail(last[1]) ** 0.5, _STEP), 2 * _MOST_STEP)
+        step = min(max(_tail(last[1]) ** 0.5, _STEPS.least), 2 * _STEPS.most)
     return float(last[0] * step**direction)
 
 
@@ -175,7 +184,7 @@ def _between(kept: tuple[float, Trial], missed: tuple[float, Trial]) -> float:
 
 
 def _tail(trial: Trial) -> float:
-    return min(max(trial.score.tail, _LEAST_TAIL), _MOST_TAIL)
+    return min(max(trial.score.tail, _STEPS.least_tail), _STEPS.most_tail)
 
 
 def _service_s(work: Sequence[BenchRequest], deployment: Deployment, changes: Changes) -> float:
@@ -189,7 +198,5 @@ def _service_s(work: Sequence[BenchRequest], deployment: Deployment, changes: Ch
     chunk = max(min(setup.scheduler.max_num_batched_tokens, 2048), 1)
     decode = StepWork(rows, rows, rows, int(rows * context))
     mixed = StepWork(rows + chunk, rows + 1, rows + 1, int(rows * context), 1, chunk * min(mean_in, chunk) / 2)
-    decode_s, mixed_s = (
-        cost.seconds(step) + machine.ranks.seconds(step, machine.link) for step in (decode, mixed)
-    )
+    decode_s, mixed_s = (cost.seconds(step) + machine.ranks.seconds(step, machine.link) for step in (decode, mixed))
     return mean_out * decode_s / rows + mean_in * (mixed_s - decode_s) / chunk

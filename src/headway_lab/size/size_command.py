@@ -1,8 +1,8 @@
 """`headway size`: how many devices a model needs for a load, by simulation: with nothing but a config.json, if need be.
 
 The machine is a device that is known by name, one that is described by its data sheet, or a calibration. The work is a
-workload file, a trace, or a rate and lengths. The answer has the replicas, the command that starts them, the latencies to
-expect, how much more load they take, the price, and what would halve it.
+workload file, a trace, or a rate and lengths. The answer has the replicas, the command that starts them, the latencies
+to expect, how much more load they take, the price, and what would halve it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from headway.progress import meter
 from headway_lab.bench.pricing import add_price_flag
 from headway_lab.charts.html_page import write_page
 from headway_lab.sim.sim_flags import add_rate_flag, add_work_flags, draw_work, load_work, simulated_flags
+from headway_lab.workload.input_files import MOST_TOKENS
+from headway_lab.workload.workload_command import DEFAULT_VOCAB_SIZE
 
 if TYPE_CHECKING:
     from headway_lab.sim.calibration import Calibration
@@ -32,13 +34,8 @@ if TYPE_CHECKING:
     from headway_lab.workload.bench_requests import BenchRequest
     from headway_lab.workload.workload import Workload
 
-WRONG_USAGE = 2
-
 _SHEET = ("bandwidth_gb_s", "tflops", "memory_gb", "fp8_tflops")
 _MODEL = ("dtype", "quantization", "max_model_len")
-_MOST_RANDOM_TOKENS = 2**20
-_VOCAB_SIZE = 32_000
-"""Prompts are random ids below this."""
 _OWN = "this device"
 
 
@@ -47,14 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     machine.add_argument(
         "--model",
         metavar="MODEL",
-        help="A folder with a config.json, or such a file, or a built-in shape. Weights are not read. (default: that of the "
-        "calibration)",
+        help="A folder with a config.json, such a file, or a built-in shape. Weights are not read. (default: that of "
+        "the calibration)",
     )
     machine.add_argument(
         "--machine",
         metavar="NAME|FILE",
-        help="A known device (h200, h100, a100-80, l40s, l4, rtx4090, mi300x, …), or a calibration: its name or file. A "
-        "device that is calibrated for the model is simulated by that, any other by its data sheet.",
+        help="A known device (h200, h100, a100-80, l40s, l4, rtx4090, mi300x, …), or a calibration: its name or file. "
+        "A device that is calibrated for the model is simulated by that, any other by its data sheet.",
     )
     sheet = machine.add_argument
     sheet("--bandwidth-gb-s", type=number(1e-3, 1e6), metavar="X", help="Data sheet: memory bandwidth in 10^9 bytes/s.")
@@ -65,12 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tensor-parallel-size",
         type=count(1, 64),
         metavar="N",
-        help="Devices that share each model. (default: the fewest of 1, 2, 4 and 8 that hold it and can keep the promises)",
+        help="Devices that share each model. (default: the fewest of 1, 2, 4 and 8 that hold it and can keep the "
+        "promises)",
     )
     add_price_flag(parser)
     add_rate_flag(parser)
     parser.add_argument("--trace", metavar="FILE", help="Requests of a recorded trace: see docs/workloads.md.")
-    lengths = count(1, _MOST_RANDOM_TOKENS)
+    lengths = count(1, MOST_TOKENS)
     parser.add_argument("--input-len", type=lengths, metavar="N", help="Prompts of so many tokens, with --rate.")
     parser.add_argument("--output-len", type=lengths, metavar="N", help="Answers of so many tokens.")
     parser.add_argument(
@@ -105,12 +103,12 @@ def run(arguments: argparse.Namespace) -> int:
         return _run(arguments)
     except HeadwayError as error:
         print(f"headway: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return WRONG_USAGE
+        return 2  # wrong usage
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from headway_lab.size.improvements import improvements
     from headway_lab.size.accuracy import measured_accuracy
+    from headway_lab.size.improvements import improvements
     from headway_lab.size.size_report import Answer, answer_json, described
     from headway_lab.size.sizing import size
     from headway_lab.tune import Goal
@@ -119,7 +117,7 @@ def _run(arguments: argparse.Namespace) -> int:
     Goal.parse(arguments.slo)  # refuses what cannot be promised, before anything is drawn
     workload = _workload(arguments)
     effort = _effort(arguments)
-    drawn = draw_work(arguments, workload, vocab_size=_VOCAB_SIZE, rate=arguments.rate)
+    drawn = draw_work(arguments, workload, vocab_size=DEFAULT_VOCAB_SIZE, rate=arguments.rate)
     rate = _rate(arguments, drawn)
     target = _target(arguments, longest=max(one.num_prompt_tokens + one.num_output_tokens for one in drawn))
     load = _load(arguments, workload, drawn)
@@ -180,7 +178,9 @@ def _workload(arguments: argparse.Namespace) -> Workload:
 
     has_lengths = arguments.input_len is not None or arguments.output_len is not None
     if sum([arguments.workload is not None, arguments.trace is not None, has_lengths]) != 1:
-        raise ConfigError("Sizing needs requests: give --workload FILE.toml, --trace FILE, or --input-len and --output-len.")
+        raise ConfigError(
+            "Sizing needs requests: give --workload FILE.toml, --trace FILE, or --input-len and --output-len."
+        )
     if arguments.workload is not None:
         return load_work(arguments)
     overrides = parse_overrides(arguments.set)
@@ -201,7 +201,9 @@ def _rate(arguments: argparse.Namespace, work: list[BenchRequest]) -> float:
         if math.isinf(arguments.rate):
             raise ConfigError("--rate inf: a load to size for is a number of requests/s.")
         return float(arguments.rate)
-    offered = offered_rate([RequestTimeline(one.arrival_s, one.num_prompt_tokens, one.num_output_tokens) for one in work])
+    offered = offered_rate(
+        [RequestTimeline(one.arrival_s, one.num_prompt_tokens, one.num_output_tokens) for one in work]
+    )
     if offered is None:
         raise ConfigError("All requests of this work are there at once: say with --rate how many come in a second.")
     return offered
@@ -217,8 +219,8 @@ def _target(arguments: argparse.Namespace, *, longest: int) -> Target:
         raise ConfigError("Name the model: --model with a folder that has a config.json, or a built-in shape.")
     if calibration is not None and model != calibration.model:
         raise ConfigError(
-            f"The calibration '{arguments.machine}' is of {calibration.model}, not of {model}: name the device instead, "
-            "e.g. --machine h200."
+            f"The calibration '{arguments.machine}' is of {calibration.model}, not of {model}: name the device "
+            "instead, e.g. --machine h200."
         )
     if calibration is not None:
         sheet = device_calibrated_as(calibration.device_name)
@@ -245,8 +247,8 @@ def _machine(arguments: argparse.Namespace) -> tuple[DataSheet | None, Calibrati
         missing = [f"--{each.replace('_', '-')}" for each in _SHEET[:3] if each not in given]
         if missing:
             raise ConfigError(
-                f"Name the machine: --machine with a known device or a calibration, or its data sheet: {', '.join(missing)} "
-                f"{'is' if len(missing) == 1 else 'are'} missing."
+                "Name the machine: --machine with a known device or a calibration, or its data sheet: "
+                f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing."
             )
         return DataSheet(_OWN, **given), None
     if known_device(name) is not None:
@@ -272,7 +274,7 @@ def _load(arguments: argparse.Namespace, workload: Workload, drawn: list[BenchRe
     @functools.lru_cache(maxsize=8)
     def draw(number: int, rate: float) -> list[BenchRequest]:
         wanted = argparse.Namespace(**{**vars(arguments), "requests": number})
-        return draw_work(wanted, workload, vocab_size=_VOCAB_SIZE, rate=rate)
+        return draw_work(wanted, workload, vocab_size=DEFAULT_VOCAB_SIZE, rate=rate)
 
     return Load(draw, promises)
 

@@ -14,10 +14,9 @@ from headway_lab.sim.sim_report import trust_notes
 from headway_lab.size.accuracy import Accuracy
 from headway_lab.size.improvements import Improvement
 from headway_lab.size.rates import ROUTER
-from headway_lab.size.sizing import MOST_SIMULATED, Sizing, breaking_objective
+from headway_lab.size.sizing import Sizing, breaking_objective
 from headway_lab.tune.tune_report import Table, flags_text
 
-_HOUR_S = 3600.0
 _PERCENTS = (50, 90, 99)
 _NAMES = {"ttft": "time to first token", "itl": "time between tokens", "e2el": "end to end"}
 _ORIGINS = {
@@ -45,9 +44,10 @@ class Answer:
         if self.price_per_hour is None:
             return None
         metrics = self.sizing.trial.metrics
-        each = _HOUR_S * rate / max(metrics.num_completed, 1)
+        hour_s = 3600.0
+        each = hour_s * rate / max(metrics.num_completed, 1)
         return Pricing(self.price_per_hour, self.sizing.num_devices).of(
-            _HOUR_S,
+            hour_s,
             num_input_tokens=round(each * metrics.num_input_tokens),
             num_output_tokens=round(each * metrics.num_output_tokens),
         )
@@ -65,7 +65,9 @@ def serve_command(sizing: Sizing) -> str:
     options = {**deployment.serve_flags, **deployment.simulated_options, **sizing.promised.changes, **replicas}
     flags = flags_text({name: value for name, value in options.items() if not isinstance(value, bool)})
     switches = [
-        f"--{'' if value else 'no-'}{name.replace('_', '-')}" for name, value in options.items() if isinstance(value, bool)
+        f"--{'' if value else 'no-'}{name.replace('_', '-')}"
+        for name, value in options.items()
+        if isinstance(value, bool)
     ]
     return " ".join(["headway serve", deployment.target.model, *filter(None, [flags]), *switches])
 
@@ -81,9 +83,7 @@ def devices_text(sizing: Sizing) -> str:
 
 
 def percentile_table(metrics: OnlineMetrics) -> Table:
-    rows = [
-        [text, *(metrics.percentile_text(name, percent) for percent in _PERCENTS)] for name, text in _NAMES.items()
-    ]
+    rows = [[text, *(metrics.percentile_text(name, percent) for percent in _PERCENTS)] for name, text in _NAMES.items()]
     return ["milliseconds", *(f"P{percent}" for percent in _PERCENTS)], rows
 
 
@@ -93,7 +93,7 @@ def headroom_text(answer: Answer) -> str:
     found = breaking_objective(sizing)
     if found is not None:
         objective, value = found
-        return f"{text} Beyond that {objective.key} breaks first: {value:,.4g} of {objective.bound:g} where it was simulated."
+        return f"{text} Beyond that {objective.key} breaks first, with {value:,.4g} of {objective.bound:g}."
     if sizing.highest.breaking is None:
         return f"{text} All promises hold up to the capacity; beyond it requests wait ever longer."
     return f"{text} Beyond that the classes' targets are missed."
@@ -102,16 +102,16 @@ def headroom_text(answer: Answer) -> str:
 def price_lines(answer: Answer) -> list[str]:
     sizing = answer.sizing
     if answer.price_per_hour is None or answer.fleet_price is None:
-        hours = sizing.num_devices * 1e6 / _HOUR_S / sizing.trial.metrics.total_tok_s
+        hours = sizing.num_devices * 1e6 / 3600.0 / sizing.trial.metrics.total_tok_s
         return [
-            f"Price: {sizing.num_devices:,} device hour{'s' if sizing.num_devices != 1 else ''} an hour. --price-per-hour says what "
-            f"tokens cost; a million takes {hours:.3g} device hours at this load."
+            f"Price: a million tokens, in and out together, take {hours:.3g} hours of a device at this load. "
+            "--price-per-hour says what that costs."
         ]
     now, most = answer.prices(sizing.rate), answer.prices(sizing.highest_rate)
     assert now is not None and most is not None
     return [
-        f"Price: {price_text(answer.fleet_price)} an hour; {price_text(now.tokens.blended)} for a million tokens, in and out "
-        f"together ({price_text(now.tokens.all_in)} for a million output tokens, all in).",
+        f"Price: {price_text(answer.fleet_price)} an hour; {price_text(now.tokens.blended)} for a million tokens, in "
+        f"and out together ({price_text(now.tokens.all_in)} for a million output tokens, all in).",
         f"With all of the headroom used: {price_text(most.tokens.blended)} ({price_text(most.tokens.all_in)}).",
     ]
 
@@ -149,7 +149,9 @@ def halving_text(answer: Answer) -> str:
     best = own[0]
     if best.gain <= 1.0:
         return "No single change makes a token cheaper on this device."
-    return f"No single change halves the price of a token; {best.name} comes closest, with {best.gain:.2f} times the load."
+    return (
+        f"No single change halves the price of a token; {best.name} comes closest, with {best.gain:.2f} times the load."
+    )
 
 
 def trust_lines(answer: Answer) -> list[str]:
@@ -162,8 +164,8 @@ def trust_lines(answer: Answer) -> list[str]:
         lines.append(answer.accuracy.note)
     if (sheet := sizing.deployment.target.sheet) is not None and sheet.note:
         lines.append(sheet.note)
-    if sizing.num_replicas > MOST_SIMULATED:
-        lines.append(f"{MOST_SIMULATED} replicas were simulated with their share of the load.")
+    if sizing.num_replicas > sizing.num_simulated:
+        lines.append(f"{sizing.num_simulated} replicas were simulated with their share of the load.")
     if sizing.num_replicas > 1:
         lines.append("More replicas are taken to be no worse than fewer.")
     return [*lines, *filter(None, [thin_note(sizing.trial.metrics.num_completed)])]
@@ -274,5 +276,3 @@ def described(metrics: OnlineMetrics, rate: float, title: str) -> str:
         f"{title}: {rate:g} requests/s, {metrics.num_input_tokens / number:,.0f} tokens in and "
         f"{metrics.num_output_tokens / number:,.0f} out in the mean."
     )
-
-

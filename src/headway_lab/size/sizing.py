@@ -1,10 +1,10 @@
 """How many replicas a load needs, with which options, and how much more it could grow.
 
-    one alone     a replica per request: what even no load keeps is impossible on this device
-    highest       the highest rate that one replica keeps the promises at (`rates.py`)
-    options       tune's search a little above that rate; its answer has to raise the rate
-    replicas      the load over that rate, then simulated: more replicas until the promises are kept
-    headroom      the highest rate of these replicas together
+one alone     a replica per request: what even no load keeps is impossible on this device
+highest       the highest rate that one replica keeps the promises at (`rates.py`)
+options       tune's search a little above that rate; its answer has to raise the rate
+replicas      the load over that rate, then simulated: more replicas until the promises are kept
+headroom      the highest rate of these replicas together
 """
 
 from __future__ import annotations
@@ -22,18 +22,6 @@ from headway_lab.size.deployment import Deployment, Target, fitting
 from headway_lab.size.rates import Highest, Load, Promised, highest_rate
 from headway_lab.tune import SearchLimits, Trial, search
 
-MOST_SIMULATED = 4
-"""A fleet of more replicas is simulated as this many, with their share of the load."""
-_LONE_REQUESTS = 50
-_FIRST_GUESS = 0.8
-"""Of the capacity, the first rate that is tried."""
-_PRESSED = 1.08
-"""Options are searched at this multiple of the highest rate, where the default options miss."""
-_WORTH = 1.02
-"""Options have to raise the highest rate by this factor."""
-_MORE_PER_REPLICA = 0.5
-"""Requests of a simulation for each further replica, as a share of those of one."""
-
 
 @dataclass(frozen=True)
 class Effort:
@@ -43,11 +31,31 @@ class Effort:
     """Of each simulation of one replica."""
     num_trials: int = 4
     """Simulations of the search for options; 0: none."""
+    num_lone: int = 50
+    """Requests that are simulated alone, each with a replica to itself."""
+    most_simulated: int = 4
+    """A fleet of more replicas is simulated as this many, with their share of the load."""
+    first_guess: float = 0.8
+    """Of the capacity, the first rate that is tried."""
+    pressed: float = 1.08
+    """Options are searched at this multiple of the highest rate, where the default options miss."""
+    worth: float = 1.02
+    """Options have to raise the highest rate by this factor."""
+    more_per_replica: float = 0.5
+    """Requests of a simulation for each further replica, as a share of those of one."""
+    looser: float = 2.0
+    """How much looser the promise is made that breaks first."""
+    num_faster: int = 2
+    """Faster devices that are compared."""
 
     @property
     def num_compared(self) -> int:
         """Requests where two deployments are compared, which have the same requests."""
         return max(self.num_requests // 2, min(self.num_requests, 100))
+
+    def num_requests_of(self, num_replicas: int) -> int:
+        """Requests of a simulation of several replicas."""
+        return round(self.num_requests * (1 + self.more_per_replica * (num_replicas - 1)))
 
 
 @dataclass(frozen=True)
@@ -88,31 +96,32 @@ def size(
     target: Target, load: Load, rate: float, *, given_ranks: int | None, effort: Effort, progress: Meter | None = None
 ) -> Sizing:
     """The fewest devices on which the load keeps its promises. `ConfigError` if there are none."""
-    deployment = _capable(fitting(target, given_ranks), load, rate)
+    deployment = _capable(fitting(target, given_ranks), load, effort)
     promised = Promised(load, deployment)
     one = _highest_of_one(promised, effort)
     promised, one = _with_options(promised, one, effort, progress)
     if not one.rate:
         raise ConfigError(
-            f"One replica on {deployment.num_devices} × {deployment.device_name} keeps the promises for a request alone, but at "
-            f"no rate that was tried, down to {one.trials[0][0]:.3g} requests/s: {_missed(one.trials[0][1], load)}."
+            f"One replica on {deployment.num_devices} × {deployment.device_name} keeps the promises for a request "
+            f"alone, but at no rate that was tried, down to {one.trials[0][0]:.3g} requests/s: "
+            f"{_missed(one.trials[0][1], load)}."
         )
     if rate / one.ceiling > MOST_REPLICAS:
         raise ConfigError(
-            f"--rate {rate:g}: that takes about {math.ceil(rate / one.rate):,} replicas at {one.rate:.3g} requests/s each, "
-            f"and at most {MOST_REPLICAS} are planned. Give a lower rate, and multiply."
+            f"--rate {rate:g}: that takes about {math.ceil(rate / one.rate):,} replicas at {one.rate:.3g} requests/s "
+            f"each, and at most {MOST_REPLICAS} are planned. Give a lower rate, and multiply."
         )
     return _replicas(promised, one, rate, effort)
 
 
-def _capable(found: Sequence[Deployment], load: Load, rate: float) -> Deployment:
+def _capable(found: Sequence[Deployment], load: Load, effort: Effort) -> Deployment:
     """The first deployment on which a request alone gets what is promised."""
     least: tuple[Deployment, Trial] | None = None
     for deployment in found:
         promised = Promised(load, deployment)
-        work = load.draw(_LONE_REQUESTS, 1.0)
+        work = load.draw(effort.num_lone, 1.0)
         check_work(work, promised.space(work).set_up(promised.space(work).default).machine)
-        trial = promised.alone(_LONE_REQUESTS)
+        trial = promised.alone(effort.num_lone)
         if trial.score.is_kept:
             return deployment
         if least is None or trial.score.tail < least[1].score.tail:
@@ -127,7 +136,7 @@ def _capable(found: Sequence[Deployment], load: Load, rate: float) -> Deployment
 
 
 def _missed(trial: Trial, load: Load) -> str:
-    goal = load.goal(load.draw(_LONE_REQUESTS, 1.0))
+    goal = load.goal(load.draw(trial.num_requests, 1.0))
     return goal.missed_by(trial.score, trial.metrics)
 
 
@@ -135,19 +144,17 @@ def _highest_of_one(promised: Promised, effort: Effort) -> Highest:
     ceiling = promised.capacity(effort.num_requests)
     return highest_rate(
         lambda rate: promised.trial(rate, effort.num_requests),
-        guess=_FIRST_GUESS * ceiling,
+        guess=effort.first_guess * ceiling,
         ceiling=ceiling,
         num_trials=3,
     )
 
 
-def _with_options(
-    promised: Promised, one: Highest, effort: Effort, progress: Meter | None
-) -> tuple[Promised, Highest]:
+def _with_options(promised: Promised, one: Highest, effort: Effort, progress: Meter | None) -> tuple[Promised, Highest]:
     """The options that keep the promises at the highest rate."""
     if not effort.num_trials or not one.rate:
         return promised, one
-    rate = min(_PRESSED * one.rate, one.ceiling)
+    rate = min(effort.pressed * one.rate, one.ceiling)
     work = promised.load.draw(effort.num_compared, rate)
     space = promised.space(work)
     limits = SearchLimits(effort.num_trials)
@@ -155,13 +162,11 @@ def _with_options(
     if tuned.is_default_best:
         return promised, one
     better = promised.with_changes(space.changes(tuned.best.options))
-    ceiling = one.ceiling * max(
-        promised.service_s(effort.num_compared) / better.service_s(effort.num_compared), 1.0
-    )
+    ceiling = one.ceiling * max(promised.service_s(effort.num_compared) / better.service_s(effort.num_compared), 1.0)
     found = highest_rate(
         lambda tried: better.trial(tried, effort.num_requests), guess=rate, ceiling=ceiling, num_trials=2
     )
-    return (better, found) if found.rate > _WORTH * one.rate else (promised, one)
+    return (better, found) if found.rate > effort.worth * one.rate else (promised, one)
 
 
 def _replicas(promised: Promised, one: Highest, rate: float, effort: Effort) -> Sizing:
@@ -169,12 +174,12 @@ def _replicas(promised: Promised, one: Highest, rate: float, effort: Effort) -> 
     while True:
         if number > MOST_REPLICAS:
             raise ConfigError(
-                f"--rate {rate:g}: {MOST_REPLICAS} replicas are not enough, and more are not planned. Give a lower rate, and "
-                "multiply."
+                f"--rate {rate:g}: {MOST_REPLICAS} replicas are not enough, and more are not planned. Give a lower "
+                "rate, and multiply."
             )
-        simulated = min(number, MOST_SIMULATED)
+        simulated = min(number, effort.most_simulated)
         share = rate * simulated / number
-        num_requests = requests_for(simulated, effort.num_requests)
+        num_requests = effort.num_requests_of(simulated)
         trial = promised.trial(share, num_requests, simulated)
         if trial.score.is_kept:
             break
@@ -193,21 +198,14 @@ def _replicas(promised: Promised, one: Highest, rate: float, effort: Effort) -> 
     return Sizing(promised, number, rate, trial, simulated, highest)
 
 
-def requests_for(num_replicas: int, number: int) -> int:
-    """Requests of a simulation of several replicas."""
-    return round(number * (1 + _MORE_PER_REPLICA * (num_replicas - 1)))
-
-
 def breaking_objective(sizing: Sizing) -> tuple[Objective, float] | None:
-    """The promise that breaks first as the load grows, with the value that it then has. `None` if the capacity is reached
-    before any breaks, or if classes have the promises."""
+    """The promise that breaks first as the load grows, with the value that it then has. `None` if the capacity is
+    reached before any breaks, or if classes have the promises."""
     trial = sizing.highest.breaking
-    goal = sizing.promised.load.goal(sizing.promised.load.draw(_LONE_REQUESTS, 1.0))
+    goal = sizing.promised.load.goal(sizing.promised.load.draw(sizing.trial.num_requests, 1.0))
     if trial is None or not goal.objectives:
         return None
     result = trial.metrics.as_json()
     ratios = {one: (result.get(one.key) or math.inf) / one.bound for one in goal.objectives}
     worst = max(ratios, key=lambda one: ratios[one])
     return worst, ratios[worst] * worst.bound
-
-

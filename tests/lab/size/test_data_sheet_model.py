@@ -1,5 +1,5 @@
-"""The cost model from a data sheet: it meets its formula, follows the device and the formats, and its published error is
-that of the code."""
+"""The cost model from a data sheet: it meets its formula, follows the device and the formats, and its published error
+is that of the code."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_an_engine_from_a_data_sheet() -> None:
 
 
 def test_the_published_error_is_that_of_the_code() -> None:
-    """`python benchmarks/data_sheet_shares.py` writes it anew after a change of the model, the shares or a calibration."""
+    """`python benchmarks/data_sheet_shares.py` writes it anew after a change of the model or of a calibration."""
     accuracy = measured_accuracy()
     for name in dict.fromkeys(one.machine for one in accuracy.steps):
         told = [one for one in accuracy.steps if one.machine == name]
@@ -134,7 +134,9 @@ def test_the_error_is_within_what_is_wanted() -> None:
 
 def test_known_devices() -> None:
     names = [sheet.name for sheet in DEVICES]
-    assert len(set(names)) == len(names) and {"h200", "h100", "a100-80", "l40s", "l4", "rtx4090", "mi300x"} <= set(names)
+    assert len(set(names)) == len(names) and {"h200", "h100", "a100-80", "l40s", "l4", "rtx4090", "mi300x"} <= set(
+        names
+    )
     for text in ("H200", "RTX 4090", "A100-80", "nvidia l4"):
         assert known_device(text) is not None
     with pytest.raises(ConfigError, match="no device 'h20'.*Known are b200, h200"):

@@ -123,7 +123,10 @@ def test_the_text_and_the_page(model: str, tmp_path: Path, capsys: pytest.Captur
 RATE = ["--rate", "5"]
 REFUSED: dict[str, tuple[list[str], str]] = {
     "no config.json": (["--model", "EMPTY", *SHEET, *WORK, *RATE], "config.json"),
-    "unsupported architecture": (["--model", "OTHER", *SHEET, *WORK, *RATE], "architecture GPT2LMHeadModel is not supported"),
+    "unsupported architecture": (
+        ["--model", "OTHER", *SHEET, *WORK, *RATE],
+        "architecture GPT2LMHeadModel is not supported",
+    ),
     "no such model": (["--model", "nothing/there", *SHEET, *WORK, *RATE], "no shape 'nothing/there'"),
     "fits on no number": (
         ["--model", "llama31-70b", "--bandwidth-gb-s", "100", "--tflops", "20", "--memory-gb", "8", *WORK, *RATE],
@@ -145,7 +148,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         ["--model", "qwen3-0.6b", "--machine", "h200-llama31-8b", *WORK, *RATE],
         "is of llama31-8b, not of qwen3-0.6b",
     ),
-    "data sheet of a calibration": (["--machine", "h200-llama31-8b", "--tflops", "3", *WORK, *RATE], "--tflops is of a data sheet"),
+    "data sheet of a calibration": (
+        ["--machine", "h200-llama31-8b", "--tflops", "3", *WORK, *RATE],
+        "--tflops is of a data sheet",
+    ),
     "longer than the context": (
         ["--model", "MODEL", *SHEET, "--input-len", "20000", "--output-len", "6", *RATE],
         "a request of 20,006 tokens",
@@ -158,9 +164,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_bad_input_is_one_sentence(
-    name: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_sentence(name: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"]}))
