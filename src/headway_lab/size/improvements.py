@@ -53,41 +53,54 @@ class Improvement:
         return price_per_hour * self.gain / times_cheaper
 
 
-def improvements(sizing: Sizing, *, effort: Effort, progress: Meter | None = None) -> list[Improvement]:
-    """All changes, those with the largest gain first."""
-    base = sizing.promised
-    number = effort.num_compared
-    most = sizing.highest.rate / sizing.num_simulated or sizing.rate / sizing.num_replicas
-    ceiling = sizing.highest.ceiling / sizing.num_simulated
-    service_s = base.service_s(number)
+class _Compared:
+    """Deployments that are compared with the answer on the same requests. One whose times come from a data sheet is
+    compared with the answer's own deployment by data sheet, so that what data sheets leave out is in both."""
 
-    def highest(promised: Promised, factor: float, guess: float) -> float:
+    def __init__(self, sizing: Sizing, number: int) -> None:
+        self._base, self._number = sizing.promised, number
+        self._most = sizing.highest.rate / sizing.num_simulated or sizing.rate / sizing.num_replicas
+        self._ceiling = sizing.highest.ceiling / sizing.num_simulated
+        self._own_s = self._base.service_s(number)
+        self._found: dict[bool, tuple[Promised, float]] = {}
+
+    def highest(self, promised: Promised) -> float:
+        """The highest rate of one replica."""
+        factor = self._own_s / promised.service_s(self._number)
         return highest_rate(
-            lambda rate: promised.trial(rate, number),
-            guess=guess,
-            ceiling=ceiling * factor,
+            lambda rate: promised.trial(rate, self._number),
+            guess=self._most * factor,
+            ceiling=self._ceiling * factor,
             num_trials=2,
         ).rate
 
-    changes = list(possible_changes(sizing, effort))
-    own = highest(base, 1.0, most)
-    found = []
+    def beside(self, origin: Origin) -> float:
+        """The highest rate of the answer's replica, with times of the same origin."""
+        by_sheet = origin == "data sheet" and self._base.deployment.origin != "data sheet"
+        if by_sheet not in self._found:
+            promised = self._base
+            if by_sheet:
+                deployment = self._base.deployment
+                target = replace(deployment.target, calibration=None, uses_calibrations=False)
+                promised = replace(promised, deployment=deploy(target, deployment.num_devices))
+            self._found[by_sheet] = promised, self.highest(promised)
+        return self._found[by_sheet][1]
+
+
+def improvements(sizing: Sizing, *, effort: Effort, progress: Meter | None = None) -> list[Improvement]:
+    """All changes, those with the largest gain first."""
+    base, compared = sizing.promised, _Compared(sizing, effort.num_compared)
+    each = sizing.highest_rate / sizing.num_devices
+    changes, found = list(possible_changes(sizing, effort)), []
     for done, change in enumerate(changes):
         if progress is not None:
             progress.at(done, len(changes))
-        factor = service_s / change.promised.service_s(number)
-        rate = highest(change.promised, factor, most * factor)
-        each = rate / change.promised.deployment.num_devices
-        gain = each / (own / base.deployment.num_devices) if own else 0.0
+        deployment = change.promised.deployment
+        own = compared.beside(deployment.origin) / base.deployment.num_devices
+        gain = compared.highest(change.promised) / deployment.num_devices / own if own else 0.0
+        flags = _new_flags(base, change)
         found.append(
-            Improvement(
-                change.name,
-                _new_flags(base, change),
-                each,
-                gain,
-                change.is_other_device,
-                change.promised.deployment.origin,
-            )
+            Improvement(change.name, flags, each * gain, gain, change.is_other_device, origin=deployment.origin)
         )
     return sorted(found, key=lambda one: -one.gain)
 

@@ -132,10 +132,11 @@ def highest_rate(
     num_trials: int,
     known: Sequence[tuple[float, Trial]] = (),
 ) -> Highest:
-    """Search from `guess` on. `known`: trials at rates that were simulated before."""
+    """Search from `guess` on, longer while no rate keeps the promises. `known`: trials at rates that were simulated
+    before."""
     trials = list(known)
     rate = min(guess, ceiling)
-    while len(trials) < num_trials + len(known):
+    while len(trials) < len(known) + (num_trials if _kept(trials) else 3 * num_trials):
         if any(abs(rate / tried - 1.0) < _STEPS.near for tried, _ in trials):
             break
         trials.append((rate, simulate(rate)))
@@ -144,9 +145,13 @@ def highest_rate(
     return Highest(_crossing(trials, ceiling), trials, ceiling)
 
 
+def _kept(trials: Sequence[tuple[float, Trial]]) -> list[tuple[float, Trial]]:
+    return [(rate, trial) for rate, trial in trials if trial.score.is_kept]
+
+
 def _next_rate(trials: Sequence[tuple[float, Trial]]) -> float:
     """Where the tail is expected to be 1."""
-    kept = max(((r, t) for r, t in trials if t.score.is_kept), key=lambda pair: pair[0], default=None)
+    kept = max(_kept(trials), key=lambda pair: pair[0], default=None)
     missed = min(((r, t) for r, t in trials if not t.score.is_kept), key=lambda pair: pair[0], default=None)
     if kept is not None and missed is not None:
         return _between(kept, missed)
@@ -166,7 +171,7 @@ def _next_rate(trials: Sequence[tuple[float, Trial]]) -> float:
 
 def _crossing(trials: Sequence[tuple[float, Trial]], ceiling: float) -> float:
     """The rate at which the tail becomes 1, if it does below the capacity."""
-    kept = [(rate, trial) for rate, trial in trials if trial.score.is_kept]
+    kept = _kept(trials)
     if not kept:
         return 0.0
     missed = [(rate, trial) for rate, trial in trials if not trial.score.is_kept and rate > kept[0][0]]
