@@ -191,11 +191,15 @@ def _lines(seconds: Callable[[float], float], knees: Sequence[int]) -> tuple[flo
     return (values[0], slopes[0], *changes)
 
 
+class DoesNotFit(ConfigError):
+    """The device has too little memory for the model."""
+
+
 def data_sheet_calibration(
     config: EngineConfig, sheet: DataSheet, *, shares: Shares = MEASURED
 ) -> tuple[Calibration, PlannedModel]:
-    """An engine with these options on this device, as if it had been calibrated there. `ConfigError` if the model does
-    not fit."""
+    """An engine with these options on this device, as if it had been calibrated there. Raises `DoesNotFit` if the model
+    does not fit."""
     planned = planned_model(config)
     needs = planned.needs
     scheduler, cache = config.scheduler.resolve("cuda"), config.cache.resolve("cuda")
@@ -205,7 +209,7 @@ def data_sheet_calibration(
     longest = -(-needs.max_model_len // cache.block_size)
     num_blocks = min(room // bytes_per_block, scheduler.max_num_seqs * longest)
     if num_blocks < longest:
-        raise ConfigError(
+        raise DoesNotFit(
             f"{planned.title} takes {needs.weight_bytes / gib:,.1f} GiB of weights on each of {needs.num_ranks} "
             f"devices and {needs.working_bytes / gib:,.1f} GiB of working space, which leaves "
             f"{room / gib:,.1f} GiB of {sheet.memory_gb:g} for a request of {needs.max_model_len:,} tokens."

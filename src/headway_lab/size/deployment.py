@@ -21,6 +21,7 @@ from headway_lab.sim.calibration import CACHE_OPTIONS, Calibration, shipped_mach
 from headway_lab.sim.cost_model import Link
 from headway_lab.size.accuracy import config_of
 from headway_lab.size.data_sheet_model import (
+    DoesNotFit,
     data_sheet_calibration,
     data_sheet_cost,
     moved,
@@ -53,6 +54,12 @@ class Target:
     longest: int = 1
     """Tokens of the longest request."""
 
+    @property
+    def device_name(self) -> str:
+        if self.sheet is not None:
+            return self.sheet.name
+        return "" if self.calibration is None else self.calibration.device_name
+
     def with_options(self, **options: Any) -> Target:
         return dataclasses.replace(self, options={**self.options, **options})
 
@@ -78,8 +85,7 @@ class Deployment:
 
     @property
     def device_name(self) -> str:
-        sheet = self.target.sheet
-        return self.calibration.device_name if sheet is None else sheet.name
+        return self.target.device_name
 
     @property
     def simulated_options(self) -> dict[str, Any]:
@@ -136,7 +142,7 @@ def _plan(config: EngineConfig) -> PlannedModel:
 
 
 def deploy(target: Target, num_ranks: int) -> Deployment:
-    """One replica on so many devices. `ConfigError` if the model does not fit there."""
+    """One replica on so many devices. Raises `DoesNotFit` if the model does not fit there."""
     named = target.calibration
     if named is not None and (target.options.get("max_model_len") or 0) > named.max_model_len:
         raise ConfigError(f"The calibrated engine takes at most {named.max_model_len:,} tokens: lower --max-model-len.")
@@ -222,20 +228,19 @@ def fitting(target: Target, given_ranks: int | None) -> list[Deployment]:
         return [deploy(target, given_ranks or target.calibration.tensor_parallel_size)]
     if given_ranks is not None:
         return [deploy(target, given_ranks)]
-    found, reasons, number = [], list[ConfigError](), 1
+    found, reason, number = list[Deployment](), None, 1
     while number <= MOST_RANKS:
         try:
             found.append(deploy(target, number))
-        except ConfigError as error:
-            reasons.append(error)
+        except DoesNotFit as error:
+            reason = error
+        except ConfigError:
+            if number == 1:
+                raise
         number *= 2
     if not found:
-        name = "this device" if target.sheet is None else target.sheet.name
-        last = str(reasons[-1])
         raise ConfigError(
-            f"{target.model} fits on no number of devices ({name}, up to {MOST_RANKS}). {last} Quantise it "
-            "(--quantization int4), shorten --max-model-len, or name a device with more memory."
-            if len({str(one) for one in reasons}) > 1 or "leaves" in last
-            else last
+            f"{target.model} fits on no number of devices ({target.device_name}, up to {MOST_RANKS}). {reason} Quantise it "
+            "(--quantization int4), lower --max-model-len, or name a device with more memory."
         )
     return found

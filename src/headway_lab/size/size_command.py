@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _SHEET = ("bandwidth_gb_s", "tflops", "memory_gb", "fp8_tflops")
 _MODEL = ("dtype", "quantization", "max_model_len")
-_OWN = "this device"
+_OWN = "device"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

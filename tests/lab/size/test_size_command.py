@@ -108,7 +108,7 @@ def test_the_text_and_the_page(model: str, tmp_path: Path, capsys: pytest.Captur
     told = capsys.readouterr().out
     for text in (
         "Equal requests: 5 requests/s, 64 tokens in and 6 out in the mean.",
-        "1 replica, on one this device (by data sheet).",
+        "1 replica, on one device (by data sheet).",
         "Start with: headway serve",
         "time to first token",
         "Headroom: ",
