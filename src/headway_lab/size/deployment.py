@@ -240,7 +240,7 @@ def fitting(target: Target, given_ranks: int | None) -> list[Deployment]:
         number *= 2
     if not found:
         raise ConfigError(
-            f"{target.model} fits on no number of devices ({target.device_name}, up to {MOST_RANKS}). {reason} Quantise it "
-            "(--quantization int4), lower --max-model-len, or name a device with more memory."
+            f"{target.model} fits on no number of devices (up to {MOST_RANKS} × {target.device_name}). {reason} "
+            "Quantise it (--quantization int4), lower --max-model-len, or name a device with more memory."
         )
     return found
