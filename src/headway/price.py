@@ -20,9 +20,6 @@ from dataclasses import dataclass
 
 from headway.errors import ConfigError
 
-_HOUR_S = 3600.0
-_MILLION = 1e6
-
 
 @dataclass(frozen=True)
 class Use:
@@ -51,7 +48,7 @@ class TokenPrices:
     @staticmethod
     def of(per_hour: float, use: Use) -> TokenPrices:
         """The prices of tokens if a device costs this much for an hour."""
-        price = per_hour * use.device_s / _HOUR_S
+        price = per_hour * use.device_s / 3600.0
         num_input, num_output = use.num_input_tokens, use.num_output_tokens
         blended = _each(price, num_input + num_output)
         all_in = _each(price, num_output)
@@ -100,4 +97,4 @@ def price_text(price: float | None) -> str:
 
 def _each(price: float, num_tokens: int) -> float | None:
     """The price of a million tokens."""
-    return _MILLION * price / num_tokens if num_tokens else None
+    return 1e6 * price / num_tokens if num_tokens else None

@@ -53,8 +53,8 @@ def commands() -> Commands:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 good, 1 failed, 2 wrong usage, 130 interrupted. `headway serve` on
-    the command line becomes the parent of a process that runs it."""
+    """Run one command and return its exit code: 0 good, 1 failed, 2 wrong usage or input, 130 interrupted. `headway
+    serve` on the command line becomes the parent of a process that runs it."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         if argv is None and arguments[:1] == ["serve"] and FRONT_END_VARIABLE not in os.environ:
@@ -67,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("HEADWAY_DEBUG") == "1":
             raise
         print(f"headway: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+        # Errors that the user can repair, such as a wrong option or file, are ValueErrors too.
+        return 2 if isinstance(error, ValueError) else 1
     except KeyboardInterrupt:
         print("headway: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -261,7 +261,7 @@ def number(
 ) -> Callable[[str], float]:
     """A flag's type: a number from `least` to `most`. With `is_above`, `least` itself is too small."""
     bounds = [f"above {least:g}" if is_above else f"of at least {least:g}"] if least > -math.inf else []
-    bounds += [f"of at most {most:g}"] if most < math.inf else []
+    bounds += [f"of at most {most:,.10g}"] if most < math.inf else []
 
     def convert(text: str) -> float:
         try:
@@ -276,8 +276,6 @@ def number(
 
 
 positive = number(0.0, is_above=True)
-arrival_rate = number(0.0, is_above=True, may_be_infinite=True)
-"""The type of flags for rates: inf means that all requests arrive at once."""
 
 
 def is_switch(hint: Any) -> bool:

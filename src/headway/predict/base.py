@@ -18,7 +18,7 @@ class PredictorFileError(PredictorError):
     """A file is not a predictor, is damaged, or was written by another version."""
 
 
-class TrafficLogError(HeadwayError):
+class TrafficLogError(HeadwayError, ValueError):
     """A traffic log cannot be read or written, or has too few records to learn from."""
 
 

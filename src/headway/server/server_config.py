@@ -13,6 +13,7 @@ from headway.config import check_values, option
 from headway.errors import ConfigError
 from headway.front.roles import Roles
 from headway.front.router import ROUTERS
+from headway.price import check_price
 from headway.server.admission.queue_shares import TenantLimits
 from headway.structured.reasoning_formats import REASONING_FORMATS
 from headway.structured.tool_call_formats import TOOL_FORMATS
@@ -174,6 +175,11 @@ class ServerConfig:
     )
     ssl_certfile: str | None = option(None, "TLS certificate (PEM, with its chain). Needs --ssl-keyfile.")
     ssl_keyfile: str | None = option(None, "TLS private key (PEM).")
+    price_per_hour: float | None = option(
+        None,
+        "What one device (a GPU; without one, the machine) costs for an hour, in any currency: the page shows what a "
+        "million tokens cost. Default: no prices.",
+    )
     access_log: bool = option(True, "Write one JSON line per request to stdout.")
     otlp_traces_endpoint: str | None = option(
         None,
@@ -213,6 +219,8 @@ class ServerConfig:
             _check_seconds(self, name, zero=False)
         if self.api_key_file is not None:
             object.__setattr__(self, "api_key", tuple(dict.fromkeys((*self.api_key, *_keys_in(self.api_key_file)))))
+        if self.price_per_hour is not None:
+            check_price(self.price_per_hour)
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("An empty api_key is no key: give some text or leave it out.")
         if any(not name.strip() for name in self.served_model_name):

@@ -32,6 +32,7 @@ from headway.server.http.http_server import GRACE_S, bind, create_server, raise_
 from headway.server.live.live_page import LiveHubs, live_routes
 from headway.server.loop_guard import LoopGuard
 from headway.server.metrics.access_log import AccessLog, AccessRecord
+from headway.server.metrics.price_meter import PriceMeter
 from headway.server.parent_link import ParentLink
 from headway.server.server_config import ServerConfig
 from headway.server.services import Services
@@ -152,11 +153,17 @@ async def _serve(
     )
     services.on_request_end += request_listeners
     metrics = services.metrics
+    num_ranks = engine_config.device.tensor_parallel_size
+    metrics.num_devices = lambda: num_ranks * sum(not replica.is_idle for replica in engine.replicas)
+    prices = None if config.price_per_hour is None else PriceMeter(config.price_per_hour, metrics.num_devices)
+    if prices is not None:
+        engine.add_step_listener(prices.observe)
     hubs = LiveHubs(
         engine,
         first_tokens=metrics.recent_first_tokens,
         hits=metrics.recent_hits,
         is_draining=lambda: drain.is_asked,
+        prices=None if prices is None else prices.numbers,
     )
     app = create_app(services, [*live_routes(engine, hubs=hubs)])
 

@@ -25,6 +25,7 @@ from headway_lab.bench.online_metrics import (
 from headway_lab.charts import Page, Series, line_chart
 from headway_lab.charts.html_page import write_page
 from headway_lab.charts.scale import number_text
+from headway_lab.workload.rates import finite_rate
 
 _PROBE_SECONDS, _MIN_REQUESTS, _MAX_SECONDS = 10.0, 30, 100.0
 
@@ -94,13 +95,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--start-rate",
-        type=positive,
+        type=finite_rate,
         metavar="X",
         help="First to try. (default: what is served when --min-requests are there at once)",
     )
     parser.add_argument(
         "--max-rate",
-        type=positive,
+        type=finite_rate,
         default=default.highest,
         metavar="X",
         help="Highest to try. (default: %(default)g)",

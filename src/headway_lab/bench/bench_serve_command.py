@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from headway.console.flags import arrival_rate, count, number, parse_number
+from headway.console.flags import count, number, parse_number
 from headway.console.output_files import check_writable, write_json
 from headway.errors import ConfigError
 from headway.progress import progress_bar
@@ -33,6 +33,7 @@ from headway_lab.bench.server_target import ServerTarget
 from headway_lab.bench.serving_report import TITLES, serving_block
 from headway_lab.bench.slo_targets import targets_by_class
 from headway_lab.charts.html_page import write_page
+from headway_lab.workload.rates import arrival_rate
 
 MAX_SHOWN_ERRORS = 5
 MAX_LATE_S = 0.05

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.config import check_names
-from headway.console.flags import engine_flags, parse_number
+from headway.console.flags import engine_flags
 from headway.console.output_files import check_writable, print_table, write_json
 from headway.errors import ConfigError
 from headway_lab.bench.load_flags import Probing, add_probe_flags, judging_of, targets_of
@@ -21,6 +21,7 @@ from headway_lab.bench.serving_report import SERVED_CAPTION, target_lines
 from headway_lab.bench.slo_targets import Targets
 from headway_lab.charts import Page, Series, line_chart
 from headway_lab.charts.html_page import write_page
+from headway_lab.workload.rates import arrival_rate
 
 AUTO_SHARES = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
 """The automatic rates, as parts of the rate that is served when everything is there at once."""
@@ -56,12 +57,9 @@ def parse_rates(text: str) -> list[float] | None:
     if text == "auto":
         return None
     try:
-        rates = [parse_number(part, may_be_infinite=True) for part in text.split(",")]
-    except ValueError:
-        rates = []
-    if not rates or not all(rate > 0 for rate in rates):
-        raise ConfigError(f"--rates must be 'auto' or rates above 0 such as 1,2,4,8 (or inf), not '{text}'.")
-    return rates
+        return [arrival_rate(part) for part in text.split(",")]
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"--rates must be 'auto' or rates above 0 such as 1,2,4,8 (or inf): {error}.") from None
 
 
 def auto_rates(served_rate: float) -> list[float]:

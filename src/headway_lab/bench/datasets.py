@@ -241,7 +241,9 @@ def dataset_of(arguments: argparse.Namespace) -> Dataset:
 
     from headway_lab.workload import load_workload, parse_overrides
 
-    return WorkloadDataset(load_workload(path, data_dir=arguments.data_dir, **parse_overrides(arguments.set or ())))
+    workload = load_workload(path, data_dir=arguments.data_dir, **parse_overrides(arguments.set or ()))
+    workload.check_data()
+    return WorkloadDataset(workload)
 
 
 def burstiness_of(arguments: argparse.Namespace, rates: Sequence[float]) -> float:

@@ -309,9 +309,14 @@ def parse_objective(text: str) -> Objective:
         hint = did_you_mean(key, known) or " Keys are those of the result, such as p99_itl_ms or request_goodput."
         raise ConfigError(f"An objective is KEY=BOUND; there is no key '{key}' to bound.{hint}")
     try:
-        return Objective(key, parse_number(number))
+        bound = parse_number(number)
     except ValueError:
         raise ConfigError(f"The bound of '{key}' must be a finite number, not '{number}'.") from None
+    if bound < 0 or (bound == 0 and key.endswith("_ms")):
+        raise ConfigError(f"The bound of '{key}' must be above 0, not {number}: no request takes no time.")
+    if bound > 1 and key.endswith("_share"):
+        raise ConfigError(f"The bound of '{key}' is a share of at most 1, not {number}.")
+    return Objective(key, bound)
 
 
 def missed(objectives: Sequence[Objective], result: Mapping[str, float | None]) -> list[Objective]:

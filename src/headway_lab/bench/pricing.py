@@ -9,11 +9,10 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headway.console.flags import number
+from headway.console.flags import positive
 from headway.price import TokenPrices, Use, price_text
 from headway_lab.bench.timelines import Measure, RoundTimes
 
-MOST_PER_HOUR = 1e9
 PRICE_TITLES = ("price/M in", "price/M out")
 
 
@@ -21,7 +20,7 @@ def add_price_flag(parser: argparse.ArgumentParser, *, more: str = "") -> None:
     """Add the flag of a device's price; without it, nothing is priced."""
     parser.add_argument(
         "--price-per-hour",
-        type=number(0.0, MOST_PER_HOUR, is_above=True),
+        type=positive,
         metavar="X",
         help="What one device (a GPU; without one, the machine) costs for an hour, in any currency: shows what a "
         f"million input and output tokens cost.{more}",

@@ -27,6 +27,8 @@ class ServerTime:
         """Read the counters from the text of the metrics."""
         found: dict[str, float] = {}
         for line in text.splitlines():
+            if line.startswith("#"):
+                continue
             name, _, value = line.rpartition(" ")
             what = name.partition("{")[0].rpartition(":")[2]
             if what in (_PROMPT, _OUTPUT, _DEVICES) and math.isfinite(number := float(value)):

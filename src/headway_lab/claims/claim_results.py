@@ -20,8 +20,9 @@ from headway import __version__
 from headway.errors import ConfigError
 from headway_lab.bench.environment import versions
 from headway_lab.charts import Origin, Page
-from headway_lab.claims.claim import Chart, Outcome
+from headway_lab.claims.claim import Chart, Numbers, Outcome
 from headway_lab.claims.context import Bar, Claim, Context, no_bar
+from headway_lab.claims.run_prices import RunTable
 from headway_lab.claims.scenarios import CLAIMS
 from headway_lab.claims.testbed import EngineTestbed, Load, SimulatedTestbed, Testbed
 
@@ -29,6 +30,8 @@ JSON_NAME = "claims.json"
 _KIND = "headway claims"
 _FORMAT = 1
 
+
+PRICES_TITLE = "What a million tokens cost, in the currency of --price-per-hour:"
 
 HEADERS = ("claim", "source", "workload", "published", "ours", "where it differs and why")
 
@@ -49,6 +52,8 @@ class Row:
     flags: str = ""
     """Flags of the command, besides the claim and where it runs."""
     versions: Mapping[str, str] = field(default_factory=dict)
+    prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """What tokens cost in each run of the claim; empty without the price of a device."""
 
     @property
     def key(self) -> str:
@@ -85,6 +90,7 @@ class Row:
                 "took_s": round(self.took_s, 1),
                 "date": self.date,
                 "versions": dict(self.versions),
+                **({"prices": dict(self.prices)} if self.prices else {}),
             }
         )
 
@@ -107,6 +113,7 @@ class Row:
             document["trust"],
             document["flags"],
             document["versions"],
+            document.get("prices", {}),
         )
 
 
@@ -192,7 +199,9 @@ def as_markdown(results: Results) -> str:
     lines += [_line(["claim", "measured on", "how", "date", "took", "command"]), _line(["---"] * 6)]
     lines += [_line(_origin(row)) for row in results.rows]
     for row in results.rows:
-        lines += ["", f"## {row.claim.title} ({row.outcome.where})", "", *_numbers(row)]
+        lines += ["", f"## {row.claim.title} ({row.outcome.where})", "", *_numbers(row.outcome.numbers)]
+        if row.prices:
+            lines += ["", PRICES_TITLE, "", *_numbers(row.prices)]
     return "\n".join(lines) + "\n"
 
 
@@ -200,10 +209,10 @@ def _origin(row: Row) -> list[str]:
     return [row.claim.id, row.place, row.claim.method, row.date, f"{row.took_s:.0f} s", f"`{row.command}`"]
 
 
-def _numbers(row: Row) -> list[str]:
-    columns = list(dict.fromkeys(name for numbers in row.outcome.numbers.values() for name in numbers))
+def _numbers(table: Numbers) -> list[str]:
+    columns = list(dict.fromkeys(name for numbers in table.values() for name in numbers))
     lines = [_line(["", *columns]), _line(["---", *["--:"] * len(columns)])]
-    for name, numbers in row.outcome.numbers.items():
+    for name, numbers in table.items():
         lines.append(_line([name, *(_number(numbers.get(column)) for column in columns)]))
     return lines
 
@@ -258,13 +267,19 @@ def _section(page: Page, group: Sequence[Row]) -> None:
         outcome = row.outcome
         page.text(f"Ours, {outcome.where}: {outcome.ours}.")
         page.chart(outcome.chart.svg(), outcome.chart.caption)
-        columns = list(dict.fromkeys(name for numbers in outcome.numbers.values() for name in numbers))
-        if columns:
-            table = [[name, *(numbers.get(c) for c in columns)] for name, numbers in outcome.numbers.items()]
-            page.table(["", *columns], table)
+        _table(page, outcome.numbers)
+        if row.prices:
+            page.text(PRICES_TITLE)
+            _table(page, row.prices)
         page.text(f"Where it differs and why: {outcome.differs}")
         page.text(f"Work: {outcome.workload}. On {row.place}.")
         page.code(row.command)
+
+
+def _table(page: Page, numbers: Numbers) -> None:
+    columns = list(dict.fromkeys(name for row in numbers.values() for name in row))
+    if columns:
+        page.table(["", *columns], [[name, *(row.get(c) for c in columns)] for name, row in numbers.items()])
 
 
 def _page_origin(rows: Sequence[Row]) -> Origin:
@@ -291,6 +306,8 @@ class Session:
     data_dir: Path | None = None
     flags: str = ""
     """Flags of the command, as people would type them again."""
+    price_per_hour: float | None = None
+    """The price of a device."""
     bar: Bar = no_bar
     say: Callable[[str], object] = lambda text: None
 
@@ -313,6 +330,7 @@ class Session:
             bar=self.bar,
             say=lambda text: self.say(f"{claim.id}: {text}"),
             shared=self._shared,
+            prices=RunTable(self.price_per_hour),
         )
         started = time.perf_counter()
         outcome = claim.measure(context)
@@ -327,6 +345,7 @@ class Session:
             trust=testbed.trust if outcome.where == "simulator" else "",
             flags=self.flags,
             versions=versions(),
+            prices=context.prices.rows,
         )
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from headway.console.flags import add_flags, engine_flags
 from headway.console.output_files import write_json, write_text
 from headway.errors import ConfigError
 from headway.progress import progress_bar
+from headway_lab.bench.pricing import add_price_flag
 from headway_lab.sim.sim_flags import engine_options, load_calibration
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", metavar="DIR", help="Write claims.md, claims.json and claims.html here; other rows there stay."
     )
     parser.add_argument("--data-dir", metavar="DIR", help="Real data, used instead of stand-ins where it is there.")
+    add_price_flag(parser, more=" Of each run of a claim.")
     parser.add_argument("--note", metavar="TEXT", help="Stands above the table that is written.")
     add_flags(parser, engine_flags())
 
@@ -77,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         on=arguments.on,
         data_dir=None if arguments.data_dir is None else Path(arguments.data_dir).expanduser(),
         flags=_flags(arguments),
+        price_per_hour=arguments.price_per_hour,
         bar=progress_bar,
         say=lambda text: print(text, file=sys.stderr, flush=True),
     )
@@ -100,6 +103,8 @@ def _show(row: Row) -> None:
 
     for title, cell in zip(HEADERS, claim_cells([row]), strict=True):
         print(f"{title + ':':<26}{cell}" if title != HEADERS[-1] else f"{title}:\n  {cell}")
+    for label, prices in row.prices.items():
+        print(f"{f'price, {label}:':<26}{', '.join(f'{title} {price:.4g}' for title, price in prices.items())}")
     print(f"{'measured on:':<26}{row.place}; {row.took_s:.0f} s\n", flush=True)
 
 
@@ -153,6 +158,8 @@ def _flags(arguments: argparse.Namespace) -> str:
         given["--calibration"] = Path(arguments.calibration).name
     if arguments.data_dir is not None:
         given["--data-dir"] = "DATA"
+    if arguments.price_per_hour is not None:
+        given["--price-per-hour"] = f"{arguments.price_per_hour:g}"
     return " ".join(f"{flag} {_name(str(value))}" for flag, value in given.items())
 
 

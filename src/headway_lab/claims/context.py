@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from headway.progress import Meter
 from headway_lab.bench.online_metrics import OnlineMetrics
 from headway_lab.claims.claim import EngineUse, Outcome, Where, times
+from headway_lab.claims.run_prices import RunTable
 from headway_lab.claims.testbed import Run, Testbed
 from headway_lab.workload.bench_requests import Work
 
@@ -45,6 +46,8 @@ class Context:
     bar: Bar = no_bar
     say: Callable[[str], object] = lambda text: None
     shared: dict[Any, Any] = field(default_factory=dict)
+    prices: RunTable = field(default_factory=RunTable)
+    """What the tokens of each run cost, if the price of a device is given."""
 
     @property
     def where(self) -> Where:
@@ -80,7 +83,9 @@ class Context:
         """Serve the work; `label` is shown to people meanwhile."""
         self.say(f"{label}: {len(work):,} requests")
         with self.bar(len(work), label) as progress:
-            return self.testbed.run(work, progress=progress, **options)
+            run = self.testbed.run(work, progress=progress, **options)
+        self.prices.note(label, run, self.testbed.num_devices)
+        return run
 
     def once(self, key: str, make: Callable[[], _T]) -> _T:
         """What any claim has made before under this key on this testbed; it is made now if there is none."""

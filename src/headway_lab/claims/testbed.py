@@ -11,14 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headway.errors import ConfigError
 from headway_lab.bench.environment import device_name
 from headway_lab.bench.online_metrics import OnlineMetrics
 from headway_lab.bench.replay import check_room, replay
 from headway_lab.bench.timelines import RequestTimeline
 from headway_lab.claims.claim import Where
-from headway_lab.sim import Calibration, CostModel, simulate
-from headway_lab.sim.cost_model import TERMS
+from headway_lab.sim import Calibration, simulate
+from headway_lab.sim.kv_variant import with_kv_format
 from headway_lab.sim.setup import check_work, set_up
 from headway_lab.workload.bench_requests import BenchRequest, Work, highest_token_id
 
@@ -36,8 +35,6 @@ _WARM_UP_REQUESTS = 64
 _WARM_UP_TOKENS = 24
 
 SHIPPED = "h200-llama31-8b"
-_KV_BYTES = {"fp8": 130 / 256, "int8": 130 / 256, "int4": 98 / 256}
-"""Bytes of a token and head of 128 numbers, with scales, divided by those in 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +45,8 @@ class Run:
     """At each step: the share of the reserved KV memory that holds nothing."""
     num_running: Sequence[int] = ()
     """At each step: how many requests were in the batch."""
+    prompt_share: float | None = None
+    """The share of the steps' time that prompt tokens took."""
 
     @cached_property
     def metrics(self) -> OnlineMetrics:
@@ -104,6 +103,11 @@ class Testbed(Protocol):
     @property
     def is_cpu(self) -> bool:
         """Whether it is so slow that work has to be small."""
+        ...
+
+    @property
+    def num_devices(self) -> int:
+        """The devices that serve together: one for each rank."""
         ...
 
     @property
@@ -165,6 +169,10 @@ class EngineTestbed:
         return self._model.plan.device == "cpu"
 
     @property
+    def num_devices(self) -> int:
+        return self._model.plan.num_ranks
+
+    @property
     def vocab_size(self) -> int:
         return highest_token_id(self._model.engine.model_config.vocab_size) + 1
 
@@ -204,7 +212,7 @@ class EngineTestbed:
         done = replay(engine, work, temperature=0.0, step=watch.step, progress=progress)
         if done.num_lost:
             raise RuntimeError(f"{done.num_lost} requests did not get their tokens; the measurement is void")
-        return Run(done.timelines, done.duration_s, watch.waste, watch.num_running)
+        return Run(done.timelines, done.duration_s, watch.waste, watch.num_running, done.prompt_share)
 
     def use_kv_dtype(self, kv_dtype: str | None) -> None:
         """Load the model again, since memory was laid out for the other format."""
@@ -290,6 +298,10 @@ class SimulatedTestbed:
         return False
 
     @property
+    def num_devices(self) -> int:
+        return self._calibration.tensor_parallel_size
+
+    @property
     def vocab_size(self) -> int:
         return self._calibration.vocab_size
 
@@ -325,26 +337,9 @@ class SimulatedTestbed:
         machine = dataclasses.replace(setup.machine, max_model_len=longest)
         check_work(work, machine)
         done = simulate(work, machine, setup.scheduler, setup.cache, progress=progress)
-        return Run(done.timelines, done.duration_s, done.waste, done.num_running)
+        share = done.token_time.prompt_share
+        return Run(done.timelines, done.duration_s, done.waste, done.num_running, share)
 
     def use_kv_dtype(self, kv_dtype: str | None) -> None:
-        """Adjust what is known without measuring: a token takes fewer bytes, so more tokens fit, and reading one takes
-        less time."""
-        if kv_dtype is None:
-            self._calibration = self._first
-            return
-        if kv_dtype not in _KV_BYTES:
-            raise ConfigError(f"KV format '{kv_dtype}' cannot be simulated; known are {', '.join(_KV_BYTES)}.")
-        share, first = _KV_BYTES[kv_dtype], self._first
-        self._calibration = dataclasses.replace(
-            first,
-            cost=_with_context_share(first.cost, share),
-            num_blocks=int(first.num_blocks / share),
-            bytes_per_block=round(first.bytes_per_block * share),
-        )
-
-
-def _with_context_share(cost: CostModel, share: float) -> CostModel:
-    place = TERMS.index("context")
-    coefficients = [c * share if number == place else c for number, c in enumerate(cost.coefficients)]
-    return dataclasses.replace(cost, coefficients=tuple(coefficients))
+        """Adjust what is known without measuring."""
+        self._calibration = self._first if kv_dtype is None else with_kv_format(self._first, kv_dtype)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.config import SCHEDULING_POLICIES
-from headway.console.flags import add_flags, arrival_rate, count
+from headway.console.flags import add_flags, count
 from headway.console.output_files import check_writable, print_table, write_json, write_text
 from headway.errors import ConfigError, did_you_mean
 from headway.front.roles import TOGETHER, Roles
@@ -33,6 +33,7 @@ from headway_lab.sim.sim_flags import (
     simulated_flags,
     simulated_options,
 )
+from headway_lab.workload.rates import arrival_rate
 
 if TYPE_CHECKING:
     from headway_lab.sim.calibration import Calibration

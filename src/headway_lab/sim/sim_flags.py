@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from headway.console.flags import FlagSpec, arrival_rate, chosen, count, engine_flags, number, with_shape_defaults
+from headway.console.flags import FlagSpec, chosen, count, engine_flags, number, with_shape_defaults
 from headway.errors import ConfigError
+from headway_lab.workload.rates import arrival_rate
 
 if TYPE_CHECKING:
     from headway.tokenizer import Tokenizer
@@ -52,7 +53,9 @@ def load_work(arguments: argparse.Namespace) -> Workload:
     """The workload that the flags name."""
     from headway_lab.workload import load_workload, parse_overrides
 
-    return load_workload(arguments.workload, data_dir=arguments.data_dir, **parse_overrides(arguments.set))
+    workload = load_workload(arguments.workload, data_dir=arguments.data_dir, **parse_overrides(arguments.set))
+    workload.check_data()
+    return workload
 
 
 def draw_work(

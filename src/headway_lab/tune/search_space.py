@@ -12,12 +12,13 @@ from headway.errors import ConfigError
 from headway.front.roles import TOGETHER, Roles
 from headway_lab.sim.calibration import Calibration
 from headway_lab.sim.cost_model import Link
+from headway_lab.sim.kv_variant import with_kv_format
 from headway_lab.sim.setup import Setup, set_up
 from headway_lab.sim.sim_comparison import capacity
 from headway_lab.workload.bench_requests import BenchRequest
 
 if TYPE_CHECKING:
-    pass
+    from headway_lab.tune.formats import Formats
 
 Options = Mapping[str, Any]
 
@@ -28,6 +29,8 @@ _CHUNKS = (None, 32, 64, 128, 256, 512, 1024, 2048)
 
 _OF_FLEET = ("router", "roles")
 """Options that all replicas share, and not of each engine."""
+
+_UNORDERED = ("scheduling_policy", "prefill_mode", "router", "kv_cache_dtype", "speculation")
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,15 @@ class Space:
     """The given options. Other options that are not knobs keep their calibrated values."""
     num_replicas: int = 1
     link: Link = field(default_factory=Link)
+    price_per_hour: float | None = None
+    """The price of one device for an hour."""
+    acceptance: float = 0.0
+    """The tokens of a step with guesses, in the mean; 0 if they are not searched."""
+
+    @property
+    def num_devices(self) -> int:
+        """The devices of all ranks of all replicas."""
+        return self.num_replicas * self.calibration.tensor_parallel_size
 
     @staticmethod
     def of(
@@ -53,9 +65,11 @@ class Space:
         routers: Sequence[str] = ("round-robin",),
         has_roles: bool = False,
         link: Link | None = None,
+        formats: Formats | None = None,
+        price_per_hour: float | None = None,
     ) -> Space:
         """What can be searched for this work on one machine, or on several. With several, the router is an option too,
-        and so are roles, if wanted."""
+        and so are roles, if wanted. `formats` are those that the calibration can say something about."""
         setup = set_up(calibration, fixed)
         if has_roles and not setup.cache.shares_prefixes:
             raise ConfigError("--roles: blocks of other replicas are found in the prefix cache, which is off.")
@@ -68,7 +82,9 @@ class Space:
             "scheduling_policy": _policies(work),
             "prefill_mode": ("chunked", "prefill-first", "decode-first"),
         }
-        options = limits.as_options()
+        if formats is not None:  # first, since a format is worth more than a limit of the scheduler
+            knobs = {**formats.knobs(calibration, fixed), **knobs}
+        options = {**limits.as_options(), "kv_cache_dtype": setup.cache.kv_cache_dtype}
         default = {name: options[name] for name in knobs}
         searched = {name: _with(values, default[name]) for name, values in knobs.items() if name not in fixed}
         if num_replicas > 1:
@@ -78,20 +94,42 @@ class Space:
                 default["roles"] = TOGETHER
                 apart = (Roles(number, num_replicas - number) for number in range(1, num_replicas))
                 searched["roles"] = [TOGETHER, *map(str, apart)]
-        return Space(calibration, default, searched, dict(fixed), num_replicas, link or Link())
+        acceptance = 0.0 if formats is None else formats.acceptance
+        return Space(
+            calibration,
+            default,
+            searched,
+            dict(fixed),
+            num_replicas,
+            link or Link(),
+            price_per_hour=price_per_hour,
+            acceptance=acceptance,
+        )
 
     def set_up(self, options: Options) -> Setup:
         """The setup of each replica. `ConfigError` if its engine would refuse the options."""
-        return set_up(self.calibration, self.of_engine(options), link=self.link)
+        return set_up(self.machine(options), self.of_engine(options), link=self.link)
+
+    def machine(self, options: Options) -> Calibration:
+        """The calibration, or what is known of the same machine with another KV format."""
+        kv_format = options.get("kv_cache_dtype", self.default.get("kv_cache_dtype"))
+        if kv_format == self.default.get("kv_cache_dtype"):
+            return self.calibration
+        return with_kv_format(self.calibration, kv_format)
 
     def of_engine(self, options: Options) -> dict[str, Any]:
         """The options with the given ones, without the router and roles."""
-        return {**self.fixed, **{name: value for name, value in options.items() if name not in _OF_FLEET}}
+        own = {**self.fixed, **{name: value for name, value in options.items() if name not in _OF_FLEET}}
+        if own.get("kv_cache_dtype") == self.default.get("kv_cache_dtype"):
+            own.pop("kv_cache_dtype", None)  # the calibrated one, which a simulation has anyway
+        if self.acceptance and own.get("speculation", "off") != "off":
+            own["spec_synthetic_acceptance"] = self.acceptance
+        return own
 
     def capacity(self, options: Options, work: Sequence[BenchRequest]) -> float:
         """Requests each second that all replicas together serve with full batches."""
         roles = roles_in(options)
-        most = capacity(work, self.calibration, self.of_engine(options), link=self.link, roles=roles)
+        most = capacity(work, self.machine(options), self.of_engine(options), link=self.link, roles=roles)
         return most if roles is not None else self.num_replicas * most
 
     def is_valid(self, options: Options) -> bool:
@@ -121,7 +159,7 @@ class Space:
         value of another."""
         for name, values in self.knobs.items():
             place = list(values).index(options[name])
-            is_ordered = name not in ("scheduling_policy", "prefill_mode", "router")
+            is_ordered = name not in _UNORDERED
             near = range(max(place - 1, 0), min(place + 2, len(values))) if is_ordered else range(len(values))
             for other in near:
                 changed = {**options, name: values[other]}

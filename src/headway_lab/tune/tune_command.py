@@ -12,20 +12,16 @@ devices the model should be divided.
 from __future__ import annotations
 
 import argparse
-import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headway.config import EngineConfig
-from headway.console.flags import add_flags, count, engine_flags
+from headway.console.flags import add_flags, count, engine_flags, number, positive
 from headway.console.output_files import check_writable, print_table, write_json
 from headway.errors import ConfigError
 from headway.front.roles import TOGETHER
-from headway.predict.traffic_log import read_traffic
 from headway.progress import meter
-from headway_lab.charts.html_page import write_page
 from headway_lab.sim.sim_flags import (
     PREDICTORS,
     add_calibration_flag,
@@ -35,53 +31,31 @@ from headway_lab.sim.sim_flags import (
     draw_work,
     engine_options,
     link_of,
-    load_calibration,
     load_work,
     simulated_options,
 )
-from headway_lab.workload.bench_requests import BenchRequest, highest_token_id
 
 if TYPE_CHECKING:
-    from headway_lab.charts import Page
     from headway_lab.sim.calibration import Calibration
-    from headway_lab.sim.cost_model import Link
-    from headway_lab.tune.tune_goal import Goal
+    from headway_lab.tune.asked import Asked
+    from headway_lab.tune.cost_report import Searched
+    from headway_lab.tune.cost_search import Load
     from headway_lab.tune.tune_report import Verified
-    from headway_lab.tune.tune_search import Fleet, Space, Trial, Tuned
+    from headway_lab.tune.tune_search import Space, Trial, Tuned
+    from headway_lab.workload.bench_requests import BenchRequest
 
 
-_TRIALS = 40
-_ALL = "all"
+ALL = "all"
+GOODPUT, COST = "goodput", "cost"
+_TRIALS = {GOODPUT: 40, COST: 80}
 _TEMPERATURE = 1.0
-
-
-def traffic_work(
-    paths: Sequence[str | Path], *, vocab_size: int, num_requests: int | None = None, seed: int = 0
-) -> list[BenchRequest]:
-    """The last requests of these logs, with times from the first arrival on; `ConfigError` if times are missing."""
-    records = read_traffic(paths, most_records=num_requests).records
-    named = ", ".join(map(str, paths))
-    if not records:
-        raise ConfigError(f"The traffic log {named} has no request that ended by itself.")
-    times = [record.arrival_s for record in records if record.arrival_s is not None]
-    if len(times) < len(records):
-        raise ConfigError(
-            f"{len(records) - len(times)} of {len(records)} requests of the traffic log {named} have no time of "
-            "arrival (arrival_s), and without it their load cannot be replayed."
-        )
-    rng, highest, first_s = random.Random(seed), highest_token_id(vocab_size), min(times)
-    work = [
-        BenchRequest(
-            [rng.randint(0, highest) for _ in range(max(record.features.keys.num_prompt_tokens, 1))],
-            max(record.num_output_tokens, 1),
-            arrival_s=time_s - first_s,
-        )
-        for record, time_s in zip(records, times, strict=True)
-    ]
-    return sorted(work, key=lambda request: request.arrival_s)
+_KV_FORMATS = ("int8", "fp8")
+"""KV formats that are searched for the lowest price. int4 changes answers more, so it has to be asked for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from headway_lab.sim.kv_variant import KV_FORMATS
+
     add_calibration_flag(parser, takes_several=True)
     add_rate_flag(parser)
     parser.add_argument(
@@ -101,6 +75,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: what the workload's classes promise; if they promise nothing, throughput counts)",
     )
     parser.add_argument(
+        "--objective",
+        choices=(GOODPUT, COST),
+        default=GOODPUT,
+        help="goodput: the most requests a second that get what is promised. cost: the lowest price per output token, "
+        "at the highest load that keeps --slo; with --replicas the cheapest devices for the given load. "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--price-per-hour",
+        type=positive,
+        action="append",
+        default=[],
+        metavar="X",
+        help="What one device (a GPU; without one, the machine) costs for an hour, in any currency. Given once, it is "
+        "that of all; or give it for each --calibration, in their order.",
+    )
+    parser.add_argument(
+        "--kv-formats",
+        metavar="LIST",
+        help=f"KV formats to search beside the calibrated one: {', '.join(KV_FORMATS)}; none. They change answers. "
+        f"(default: none; for cost {','.join(_KV_FORMATS)})",
+    )
+    parser.add_argument(
+        "--acceptance",
+        type=number(1.0, 9.0, is_above=True),
+        metavar="X",
+        help="Search --speculation too: with guesses, a step brings a request so many tokens in the mean.",
+    )
+    parser.add_argument(
         "--replicas",
         type=replica_numbers,
         metavar="LIST",
@@ -111,12 +114,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument(
         "--router",
-        choices=(*ROUTERS, _ALL),
+        choices=(*ROUTERS, ALL),
         help="With --replicas: how requests are divided among them. all: whichever is best. (default: prefix-aware)",
     )
     parser.add_argument(
         "--roles",
-        choices=(TOGETHER, _ALL),
+        choices=(TOGETHER, ALL),
         default=TOGETHER,
         help="With --replicas: whether all replicas do both, or also every number of prefill replicas beside decode "
         "replicas is tried. (default: %(default)s)",
@@ -125,10 +128,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trials",
         type=count(1),
-        default=_TRIALS,
         metavar="N",
         help="As many simulations of the whole work; those of a part count as that part. With --replicas: for each "
-        "number whose options are searched. (default: %(default)s)",
+        "number whose options are searched; with several calibrations: for each. (default: "
+        f"{_TRIALS[GOODPUT]}, for cost {_TRIALS[COST]})",
     )
     parser.add_argument("--search-seed", type=int, default=0, metavar="N", help="Seed for the search. (default: 0)")
     parser.add_argument(
@@ -170,9 +173,51 @@ _NOT_TAKEN = frozenset({"traffic_log", "traffic_log_content", "length_predictor"
 
 def run(arguments: argparse.Namespace) -> int:
     from headway_lab.sim.setup import check_work, set_up
-    from headway_lab.sim.sim_report import trust_notes
-    from headway_lab.tune import Goal, SearchLimits, Space, search
+    from headway_lab.tune.asked import Asked, machines_of
+    from headway_lab.tune.formats import Formats, parse_kv_formats
+    from headway_lab.tune.possible import check_possible
+    from headway_lab.tune.tune_goal import Goal
+
+    check_writable(arguments.output_json, arguments.html)
+    Goal.parse(arguments.slo)  # refuses what cannot be promised, before anything is drawn
+    is_cost = arguments.objective == COST
+    formats = Formats(
+        parse_kv_formats(arguments.kv_formats, default=_KV_FORMATS if is_cost else ()), arguments.acceptance or 0.0
+    )
+    _check_engine_options(arguments)
+    _check_replicas(arguments)
+    machines = machines_of(arguments.calibration, arguments.price_per_hour)
+    calibrations = [machine.calibration for machine in machines]
+    _check_cost(arguments)
+    _check_calibrations(arguments, calibrations)
+    link = link_of(arguments, calibrations, has_roles=arguments.roles == ALL)
+    work = _work(arguments, calibrations[0])
+    goal = Goal.of(arguments.slo, work)
+    if is_cost and goal.is_empty:
+        raise ConfigError(
+            "--objective cost: without promises the cheapest is to let all requests wait. Give --slo, e.g. "
+            "p99_ttft_ms=1000, or a workload whose classes have targets."
+        )
+    fixed = simulated_options(arguments)
+    for each in calibrations:
+        check_work(work, set_up(each, fixed).machine)
+    if arguments.trials is None:
+        arguments.trials = _TRIALS[arguments.objective]
+    asked = Asked(arguments, machines, work, goal, fixed, link, formats)
+    check_possible([asked.space(machine) for machine in machines], goal, work)
+    if arguments.replicas is not None:
+        from headway_lab.tune.fleet_command import run_fleet
+
+        return run_fleet(asked)
+    return _cost(asked) if is_cost else _goodput(asked)
+
+
+def _goodput(asked: Asked) -> int:
+    """Find the options with the most good requests each second."""
+    from headway_lab.tune import search
+    from headway_lab.tune.ablation import GOODPUT, gains_of
     from headway_lab.tune.tune_report import (
+        candidates,
         recommendation,
         recommended,
         trial_table,
@@ -180,51 +225,65 @@ def run(arguments: argparse.Namespace) -> int:
         tuned_page,
         verified_table,
     )
+    from headway_lab.tune.tune_search import simulate_trial
 
-    check_writable(arguments.output_json, arguments.html)
-    Goal.parse(arguments.slo)  # refuses what cannot be promised, before anything is drawn
-    _check_engine_options(arguments)
-    _check_replicas(arguments)
-    calibrations = _calibrations(arguments)
-    link = link_of(arguments, calibrations, has_roles=arguments.roles == _ALL)
-    calibration = calibrations[0]
-    work = _work(arguments, calibration)
-    goal = Goal.of(arguments.slo, work)
-    fixed = simulated_options(arguments)
-    for each in calibrations:
-        check_work(work, set_up(each, fixed).machine)
-    if arguments.replicas is not None:
-        return _size(arguments, calibrations, work, goal, fixed, link)
-    space = Space.of(calibration, work, fixed, link=link)
+    arguments, goal, work, (machine,) = asked.arguments, asked.goal, asked.work, asked.machines
+    space = asked.space(machine)
     with meter(arguments.trials, "Searching") as shown:
-        tuned = search(space, goal, work, limits=SearchLimits(arguments.trials, arguments.search_seed), progress=shown)
+        tuned = search(space, goal, work, limits=asked.limits, progress=shown)
     print(f"{goal}\n")
     print_table(*trial_table(space, tuned))
-    verified = _verify(arguments, work, goal, tuned, space)
+    trials = [] if tuned.is_default_best else candidates(tuned, arguments.verify)
+    verified = _verify(asked, trials, space, lambda trial: work)
     best = recommended(verified) if verified else tuned.best
     if verified:
         print("\nPredicted and measured:")
         print_table(*verified_table(space, verified))
+    gains = gains_of(space, best, lambda options: simulate_trial(space, goal, options, work), GOODPUT)
+    if gains is not None:
+        print(f"\n{gains.title}:")
+        print_table(*gains.table())
     warnings = [*filter(None, [_beyond(space, work, tuned, best), tuned.default.metrics.thin_note])]
-    notes = [*trust_notes(calibration), *_link_notes(arguments, calibrations, link), _searched(space, calibration)]
+    prices = [] if best.metrics.prices is None else [best.metrics.prices.note]
+    notes = [*prices, *asked.notes(space)]
     print("\n" + "\n".join([recommendation(space, tuned, best, verified), *warnings, *notes]))
     if verified and best is tuned.default and not tuned.is_default_best:
         print("What was best in simulation was not clearly better than the default when it was measured.")
     if arguments.output_json is not None:
-        write_json(arguments.output_json, tuned_json(space, goal, tuned, verified, best))
+        write_json(arguments.output_json, tuned_json(space, goal, tuned, verified, best, gains=gains))
     if arguments.html is not None:
-        page = tuned_page(space, goal, tuned, verified, best, title=_title(arguments), warnings=warnings, notes=notes)
-        _write_page(arguments, page, calibration)
+        page = tuned_page(
+            space, goal, tuned, verified, best, title=asked.title, gains=gains, warnings=warnings, notes=notes
+        )
+        asked.write_page(page, machine.calibration)
     return 0
 
 
-def _title(arguments: argparse.Namespace) -> str:
-    return Path(arguments.workload or arguments.traffic[0]).stem
+def _cost(asked: Asked) -> int:
+    """Find the options with the lowest price per token."""
+    from headway_lab.tune.cost_command import run_cost
+    from headway_lab.tune.cost_search import Load
+    from headway_lab.tune.tune_report import candidates
+
+    def verify_best(load: Load, found: Searched) -> list[Verified]:
+        if found.tuned is None or found.tuned.is_default_best:
+            return []
+        trials = [trial for trial in candidates(found.tuned, asked.arguments.verify) if trial.rate is not None]
+        return _verify(asked, trials, found.space, lambda trial: load.at(trial.rate or load.rate))
+
+    return run_cost(asked, Load(asked.work, _rate_of(asked.arguments, asked.work)), verify_best)
 
 
-def _write_page(arguments: argparse.Namespace, page: Page, calibration: Calibration) -> None:
-    seeds = f"{arguments.work_seed} of the work, {arguments.search_seed} of the search"
-    write_page(arguments, page, seed=seeds, machine=f"{calibration.model} on {calibration.device_name}, simulated")
+def _rate_of(arguments: argparse.Namespace, work: Sequence[BenchRequest]) -> float:
+    """The rate at which the work of a search for the highest rate arrives."""
+    from headway_lab.tune.cost_search import UNIT_RATE
+
+    if not arguments.traffic:
+        return UNIT_RATE
+    span_s = max(request.arrival_s for request in work)
+    if span_s <= 0:
+        raise ConfigError("--objective cost: all requests of the traffic log arrived at once, so they have no rate.")
+    return (len(work) - 1) / span_s
 
 
 def _check_engine_options(arguments: argparse.Namespace) -> None:
@@ -247,102 +306,23 @@ def _check_replicas(arguments: argparse.Namespace) -> None:
         raise ConfigError("--verify measures one engine in this process; it does not go with --replicas.")
 
 
-def _calibrations(arguments: argparse.Namespace) -> list[Calibration]:
-    """The given calibration, or several that differ in their ranks."""
-    found = [load_calibration(name) for name in arguments.calibration]
-    if len(found) > 1 and arguments.replicas is None:
-        raise ConfigError("--calibration: several are compared with --replicas; without it, give one.")
-    if len({(one.model, one.vocab_size) for one in found}) > 1:
-        raise ConfigError("--calibration: several have to be of one model, in other numbers of ranks.")
-    if len({one.tensor_parallel_size for one in found}) < len(found):
-        raise ConfigError("--calibration: two have the same number of ranks (tensor_parallel_size); give one of them.")
-    if arguments.verify and found[0].tensor_parallel_size > 1:
-        raise ConfigError("--verify measures an engine on one device, and the calibration is that of several ranks.")
-    return found
-
-
-def _size(
-    arguments: argparse.Namespace,
-    calibrations: Sequence[Calibration],
-    work: Sequence[BenchRequest],
-    goal: Goal,
-    fixed: dict[str, Any],
-    link: Link,
-) -> int:
-    """Find how many replicas are enough, instead of the best options of one."""
-    from headway_lab.sim.sim_report import trust_notes
-    from headway_lab.tune.tune_report import fleet_json, fleet_page, fleet_recommendation, fleet_table
-    from headway_lab.tune.tune_search import fewest_devices
-
-    if goal.is_empty:
+def _check_cost(arguments: argparse.Namespace) -> None:
+    if arguments.objective != COST:
+        return
+    if not arguments.price_per_hour:
+        raise ConfigError("--objective cost: what a token costs follows from what a device costs: --price-per-hour.")
+    if arguments.replicas is None and arguments.rate is not None:
         raise ConfigError(
-            "--replicas: how many are enough depends on what is promised. Give --slo, e.g. p99_ttft_ms=1000, or a "
-            "workload whose classes have targets."
+            "--objective cost finds the highest rate that one machine takes. Leave --rate out, or give --replicas to "
+            "find the cheapest for this rate."
         )
-    fleets, searched = [], ""
-    for calibration in calibrations:
-        fleet, space = _fewest(arguments, calibration, work, goal, fixed, link)
-        fleets.append(fleet)
-        searched = _searched(space, calibration)
-    print(f"{goal}\n")
-    for fleet in fleets:
-        print_table(*fleet_table(fleet))
-        print()
-    best = fewest_devices(fleets)
-    notes = [*trust_notes(calibrations[best]), *_link_notes(arguments, calibrations, link), searched]
-    others = [line for place, fleet in enumerate(fleets) if place != best for line in fleet_recommendation(goal, fleet)]
-    lines = fleet_recommendation(goal, fleets[best])
-    if others:
-        lines = [f"With the fewest devices: {lines[0]}", *lines[1:], *(f"Otherwise: {line}" for line in others)]
-    print("\n".join([*lines, *notes]))
-    if arguments.output_json is not None:
-        told = [fleet_json(goal, fleet) for fleet in fleets]
-        write_json(
-            arguments.output_json,
-            told[0] if len(told) == 1 else {"simulated": True, "recommended": told[best], "by_ranks": told},
-        )
-    if arguments.html is not None:
-        page = fleet_page(goal, fleets[best], title=_title(arguments), notes=[*lines, *notes] if others else notes)
-        _write_page(arguments, page, calibrations[best])
-    return 0
 
 
-def _fewest(
-    arguments: argparse.Namespace,
-    calibration: Calibration,
-    work: Sequence[BenchRequest],
-    goal: Goal,
-    fixed: dict[str, Any],
-    link: Link,
-) -> tuple[Fleet, Space]:
-    """Find the fewest machines of this calibration."""
-    from headway.front.router import ROUTERS
-    from headway_lab.tune import SearchLimits, Space
-    from headway_lab.tune.tune_search import fewest, most_trials
-
-    # The first of them is the default.
-    routers = list(ROUTERS)[::-1] if arguments.router == _ALL else [arguments.router or "prefix-aware"]
-    spaces = [
-        Space.of(
-            calibration,
-            work,
-            fixed,
-            num_replicas=number,
-            routers=routers,
-            has_roles=arguments.roles == _ALL,
-            link=link,
-        )
-        for number in arguments.replicas
-    ]
-    limits = SearchLimits(arguments.trials, arguments.search_seed)
-    with meter(most_trials(spaces, limits), "Searching") as shown:
-        return fewest(spaces, goal, work, limits=limits, progress=shown), spaces[-1]
-
-
-def _link_notes(arguments: argparse.Namespace, calibrations: Sequence[Calibration], link: Link) -> list[str]:
-    if arguments.roles == TOGETHER and all(one.tensor_parallel_size == 1 for one in calibrations):
-        return []
-    return [f"The link between devices is simulated, with {link.gb_s:g} GB/s and {1e6 * link.latency_s:g} µs."]
+def _check_calibrations(arguments: argparse.Namespace, found: Sequence[Calibration]) -> None:
+    if len(found) > 1 and arguments.replicas is None and arguments.objective != COST:
+        raise ConfigError("--calibration: several are compared with --replicas or --objective cost; without, give one.")
+    if arguments.verify and (len(found) > 1 or found[0].tensor_parallel_size > 1):
+        raise ConfigError("--verify measures one engine on one device: give its calibration alone.")
 
 
 def _beyond(space: Space, work: Sequence[BenchRequest], tuned: Tuned, best: Trial) -> str:
@@ -358,16 +338,10 @@ def _beyond(space: Space, work: Sequence[BenchRequest], tuned: Tuned, best: Tria
     return f"Beyond capacity: {'; '.join(told)}. {BEYOND}" if told else ""
 
 
-def _searched(space: Space, calibration: Calibration) -> str:
-    fixed = ", ".join(space.fixed) or "none"
-    return (
-        f"Searched: {', '.join(space.knobs)}; given: {fixed}. The block size stays at {calibration.block_size}: steps "
-        "were measured with it, and what another changes in their time is not known."
-    )
-
-
 def _work(arguments: argparse.Namespace, calibration: Calibration) -> list[BenchRequest]:
     from headway_lab.sim.setup import with_oracle
+    from headway_lab.tune.cost_search import UNIT_RATE
+    from headway_lab.tune.traffic_work import traffic_work
 
     if bool(arguments.traffic) == bool(arguments.workload):
         raise ConfigError("Tuning needs requests: give --workload FILE.toml, or --traffic-log FILE.")
@@ -382,28 +356,29 @@ def _work(arguments: argparse.Namespace, calibration: Calibration) -> list[Bench
             seed=arguments.work_seed,
         )
     else:
-        work = draw_work(arguments, load_work(arguments), vocab_size=calibration.vocab_size, rate=arguments.rate)
+        is_at_any_rate = arguments.objective == COST and arguments.replicas is None
+        rate = UNIT_RATE if is_at_any_rate else arguments.rate
+        work = draw_work(arguments, load_work(arguments), vocab_size=calibration.vocab_size, rate=rate)
     return with_oracle(work) if arguments.length_predictor == "oracle" else work
 
 
 def _verify(
-    arguments: argparse.Namespace, work: Sequence[BenchRequest], goal: Goal, tuned: Tuned, space: Space
+    asked: Asked, trials: Sequence[Trial], space: Space, work_of: Callable[[Trial], Sequence[BenchRequest]]
 ) -> list[Verified]:
-    """Measure on the real engine, if that is wanted and there are candidates."""
-    if not arguments.verify or tuned.is_default_best:
+    """Measure these trials on the real engine, if that is wanted."""
+    if not asked.arguments.verify or not trials:
         return []
     from headway.console.loading import load_engine, stderr_console
-    from headway_lab.tune.tune_report import candidates, verify
+    from headway_lab.tune.tune_report import verify
 
-    options: dict[str, Any] = engine_options(arguments)
-    found, trials = [], candidates(tuned, arguments.verify)
+    found, options = [], engine_options(asked.arguments)
     with meter(len(trials), "Measuring on the engine", unit="settings") as shown:
         for trial in trials:
             one = verify(
                 trial,
-                work,
-                goal,
-                options=options,
+                work_of(trial),
+                asked.goal,
+                options={**options, **space.of_engine(trial.options)},
                 load=lambda config: load_engine(config, stderr_console(), quiet=True, warm=True),
                 temperature=_TEMPERATURE,
             )

@@ -119,6 +119,8 @@ class Score:
     request's own such multiple; without promises, that of the time between tokens, in milliseconds."""
     num_missed: int = 0
     """Promised keys whose value over all requests is above the bound."""
+    is_at_limit: bool = False
+    """Whether the load was the highest that keeps the promises. The tail is at its bound then, and says nothing."""
 
     @property
     def is_kept(self) -> bool:
@@ -130,6 +132,8 @@ class Score:
         than `SHORTER_TAIL`."""
         if self.goodput > (1 + SAME_GOODPUT) * other.goodput:
             return True
+        if self.is_at_limit:
+            return False
         return self.goodput >= (1 - SAME_GOODPUT) * other.goodput and self.tail < (1 - SHORTER_TAIL) * other.tail
 
 

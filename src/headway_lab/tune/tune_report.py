@@ -11,11 +11,15 @@ from typing import Any
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
 from headway.front.roles import TOGETHER
+from headway.price import price_text
 from headway_lab.bench.online_metrics import OnlineMetrics
+from headway_lab.bench.pricing import Pricing, price_cells, price_titles
 from headway_lab.bench.replay import replay
 from headway_lab.charts import Page, Series, line_chart
 from headway_lab.sim.sim_accuracy import apart, at_once, percent_text
 from headway_lab.sim.sim_comparison import BEYOND
+from headway_lab.tune.ablation import Gains
+from headway_lab.tune.flags_text import flags_text
 from headway_lab.tune.tune_goal import Goal, Score
 from headway_lab.tune.tune_search import Fleet, Sized, Space, Trial, Tuned
 from headway_lab.workload.bench_requests import BenchRequest
@@ -57,6 +61,7 @@ def verify(
 ) -> Verified:
     """Measure a trial on an engine with `options` and the trial's own options over them."""
     engine = load(EngineConfig.from_options(**{**options, **trial.options}))
+    num_devices = engine.plan.num_ranks
     try:
         # To be warm the engine must have seen steps of all sizes.
         beginning = at_once([r for r in work if r.after is None][:_WARM_UP_REQUESTS])
@@ -67,6 +72,9 @@ def verify(
         del engine
         _free()
     metrics = OnlineMetrics.of(result.timelines, result.duration_s)
+    if trial.metrics.prices is not None:
+        per_hour = trial.metrics.prices.pricing.per_hour
+        metrics = metrics.priced(Pricing(per_hour, num_devices, result.prompt_share))
     return Verified(trial, metrics, goal.score(result.timelines, metrics))
 
 
@@ -90,11 +98,6 @@ def _free() -> None:
         torch.cuda.empty_cache()
 
 
-def flags_text(changes: Mapping[str, Any]) -> str:
-    """Options as flags of a command line."""
-    return " ".join(f"--{name.replace('_', '-')} {_value(value)}" for name, value in changes.items())
-
-
 def name_of(space: Space, trial: Trial) -> str:
     """The options that distinguish a trial from others."""
     return flags_text(space.changes(trial.options)) or "default"
@@ -105,28 +108,45 @@ def trial_table(space: Space, tuned: Tuned, *, most: int = 8) -> Table:
     shown = tuned.distinct[:most]
     if tuned.default not in shown:
         shown.append(tuned.default)
-    return TITLES, [[name_of(space, trial), *_cells(trial.score, trial.metrics)] for trial in shown]
+    rows = [[name_of(space, trial), *_cells(trial.score, trial.metrics)] for trial in shown]
+    return with_prices((TITLES, rows), [trial.metrics for trial in shown])
+
+
+def with_prices(table: Table, metrics: Sequence[OnlineMetrics]) -> Table:
+    """The table with columns of prices, if there are any. Its rows have these metrics."""
+    titles, rows = table
+    prices = [each.prices for each in metrics]
+    priced = [[*row, *price_cells(prices, place)] for place, row in enumerate(rows)]
+    return [*titles, *price_titles(prices)], priced
 
 
 def verified_table(space: Space, verified: Sequence[Verified]) -> Table:
     """Predicted values with the measured ones below them."""
-    rows = []
+    rows, metrics = [], []
     for one in verified:
         rows.append([f"{name_of(space, one.trial)}: predicted", *_cells(one.trial.score, one.trial.metrics)])
         rows.append(["    measured", *_cells(one.score, one.metrics)])
-        rows.append(["    error", *_errors(one)])
-    return TITLES, rows
+        metrics += [one.trial.metrics, one.metrics]
+    titles, priced = with_prices((TITLES, rows), metrics)
+    table = []
+    for place, one in enumerate(verified):
+        errors = ["    error", *_errors(one)]
+        table += [*priced[2 * place : 2 * place + 2], [*errors, *[""] * (len(titles) - len(errors))]]
+    return titles, table
 
 
-def tuned_json(space: Space, goal: Goal, tuned: Tuned, verified: Sequence[Verified], best: Trial) -> dict[str, Any]:
+def tuned_json(
+    space: Space, goal: Goal, tuned: Tuned, verified: Sequence[Verified], best: Trial, *, gains: Gains | None = None
+) -> dict[str, Any]:
     return {
         "simulated": True,
         "slo": {objective.key: objective.bound for objective in goal.objectives},
         "targets": str(goal),
         "recommended": space.changes(best.options),
         "is_default": best is tuned.default,
-        "default": _trial_json(tuned.default),
-        "trials": [_trial_json(trial) for trial in tuned.trials],
+        "gains": [] if gains is None else gains.as_json(),
+        "default": trial_json(tuned.default),
+        "trials": [trial_json(trial) for trial in tuned.trials],
         "pareto_front": [dict(trial.options) for trial in tuned.front],
         "num_simulated": tuned.num_simulated,
         "verified": [
@@ -150,6 +170,7 @@ def tuned_page(
     best: Trial,
     *,
     title: str,
+    gains: Gains | None = None,
     warnings: Sequence[str] = (),
     notes: Sequence[str],
 ) -> Page:
@@ -184,6 +205,9 @@ def tuned_page(
         )
     page.heading("The best and the default, predicted")
     page.table(*trial_table(space, tuned))
+    if gains is not None:
+        page.heading(gains.title)
+        page.table(*gains.table())
     if verified:
         page.heading("Predicted and measured")
         page.table(*verified_table(space, verified))
@@ -214,7 +238,7 @@ def fleet_table(fleet: Fleet) -> Table:
         ]
         for one in fleet.tried
     ]
-    return ["", "targets", *TITLES[1:]], rows
+    return with_prices((["", "targets", *TITLES[1:]], rows), [one.trial.metrics for one in fleet.tried])
 
 
 def sized_flags(sized: Sized) -> str:
@@ -235,6 +259,9 @@ def fleet_recommendation(goal: Goal, fleet: Fleet) -> list[str]:
         lines.append(f"No number of replicas that was given keeps the targets {told}")
     else:
         lines.append(f"Recommended: {sized_flags(fleet.enough)} · the fewest that keep the targets {told}")
+        prices = fleet.enough.trial.metrics.prices
+        if prices is not None:
+            lines.append(f"{price_text(prices.tokens.all_in)} per million output tokens, all in. {prices.note}")
     fewer = fleet.too_few
     if fewer is None:
         lines.append("That is the smallest number that was given.")
@@ -247,7 +274,7 @@ def fleet_recommendation(goal: Goal, fleet: Fleet) -> list[str]:
     return lines
 
 
-def fleet_json(goal: Goal, fleet: Fleet) -> dict[str, Any]:
+def fleet_json(goal: Goal, fleet: Fleet, *, gains: Gains | None = None) -> dict[str, Any]:
     enough = fleet.enough
     return {
         "simulated": True,
@@ -258,13 +285,14 @@ def fleet_json(goal: Goal, fleet: Fleet) -> dict[str, Any]:
         "router": None if enough is None else enough.trial.options.get("router"),
         "roles": None if enough is None else enough.trial.options.get("roles", TOGETHER),
         "recommended": {} if enough is None else enough.space.changes(enough.trial.options),
+        "gains": [] if gains is None else gains.as_json(),
         "tried": [
             {
                 "replicas": one.num_replicas,
                 "is_enough": one.is_enough,
                 "beyond_capacity": one.overload is not None,
                 "missed": goal.missed_by(one.trial.score, one.trial.metrics),
-                **_trial_json(one.trial),
+                **trial_json(one.trial),
             }
             for one in fleet.tried
         ],
@@ -272,7 +300,7 @@ def fleet_json(goal: Goal, fleet: Fleet) -> dict[str, Any]:
     }
 
 
-def fleet_page(goal: Goal, fleet: Fleet, *, title: str, notes: Sequence[str]) -> Page:
+def fleet_page(goal: Goal, fleet: Fleet, *, title: str, gains: Gains | None = None, notes: Sequence[str]) -> Page:
     """A page with `notes` at its end."""
     page = Page(f"Replicas for {title}", str(goal))
     for text in fleet_recommendation(goal, fleet):
@@ -290,6 +318,9 @@ def fleet_page(goal: Goal, fleet: Fleet, *, title: str, notes: Sequence[str]) ->
         )
     )
     page.table(*fleet_table(fleet))
+    if gains is not None:
+        page.heading(gains.title)
+        page.table(*gains.table())
     for note in notes:
         page.text(note)
     return page
@@ -364,6 +395,14 @@ def _numbers(score: Score, metrics: OnlineMetrics) -> list[float]:
     ]
 
 
+def _price_numbers(metrics: OnlineMetrics) -> list[float]:
+    """The prices in the order of their columns; empty if there are none."""
+    if metrics.prices is None:
+        return []
+    tokens = metrics.prices.tokens
+    return [tokens.input or 0.0, tokens.output or 0.0]
+
+
 def _cells(score: Score, metrics: OnlineMetrics) -> list[str]:
     goodput, share, requests_s, tok_s, *_ = _numbers(score, metrics)
     return [
@@ -376,22 +415,17 @@ def _cells(score: Score, metrics: OnlineMetrics) -> list[str]:
 
 
 def _errors(one: Verified) -> list[str]:
-    predicted = _numbers(one.trial.score, one.trial.metrics)
-    measured = _numbers(one.score, one.metrics)
+    predicted = [*_numbers(one.trial.score, one.trial.metrics), *_price_numbers(one.trial.metrics)]
+    measured = [*_numbers(one.score, one.metrics), *_price_numbers(one.metrics)]
     return [percent_text(p / m - 1.0) if m else "" for p, m in zip(predicted, measured, strict=True)]
 
 
-def _trial_json(trial: Trial) -> dict[str, Any]:
+def trial_json(trial: Trial) -> dict[str, Any]:
     return {
         "options": dict(trial.options),
         "goodput": trial.score.goodput,
         "good_share": trial.score.good_share,
         "tail": trial.score.tail,
+        **({} if trial.rate is None else {"rate": trial.rate}),
         "predicted": trial.metrics.as_json(),
     }
-
-
-def _value(value: Any) -> str:
-    if value is None:
-        return "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headway_lab.bench.online_metrics import OnlineMetrics
+from headway_lab.bench.pricing import Pricing
 from headway_lab.sim.sim_comparison import Overload, overload
 from headway_lab.sim.simulate import simulate
 from headway_lab.tune.search_space import Space, roles_in
@@ -46,6 +47,8 @@ class Trial:
     score: Score
     num_requests: int
     """Requests of the whole work; first trials have fewer."""
+    rate: float | None = None
+    """The requests each second that were offered; `None`: the work's own."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,9 @@ def simulate_trial(
         seed=seed,
     )
     metrics = OnlineMetrics.of(result.timelines, result.duration_s)
+    if space.price_per_hour is not None:
+        share = result.token_time.prompt_share
+        metrics = metrics.priced(Pricing(space.price_per_hour, space.num_devices, share))
     return Trial(dict(options), metrics, goal.score(result.timelines, metrics), len(work))
 
 
@@ -250,7 +256,7 @@ class Sized:
     @property
     def num_devices(self) -> int:
         """The devices of all ranks of all replicas."""
-        return self.num_replicas * self.space.calibration.tensor_parallel_size
+        return self.space.num_devices
 
     @property
     def is_enough(self) -> bool:
@@ -298,6 +304,18 @@ def fewest_devices(fleets: Sequence[Fleet]) -> int:
     def key(place: int) -> tuple[float, float]:
         enough = fleets[place].enough
         return (math.inf, 0.0) if enough is None else (enough.num_devices, enough.trial.score.tail)
+
+    return min(range(len(fleets)), key=key)
+
+
+def cheapest(fleets: Sequence[Fleet]) -> int:
+    """The place of the fleet that is enough at the lowest price; the first fleet if none is enough. All fleets have
+    prices."""
+
+    def key(place: int) -> float:
+        enough = fleets[place].enough
+        prices = None if enough is None else enough.trial.metrics.prices
+        return math.inf if prices is None or prices.tokens.all_in is None else prices.tokens.all_in
 
     return min(range(len(fleets)), key=key)
 

@@ -35,6 +35,7 @@ from headway_lab.workload.input_files import (
     field_of,
     number_of,
 )
+from headway_lab.workload.rates import RATES
 
 MOONCAKE_BLOCK_TOKENS = 512
 """The tokens for which a hash id of such a trace stands."""
@@ -211,10 +212,10 @@ def read_arrivals(table: OptionsTable, trace: Trace | None, folders: tuple[Path,
         table.only("kind")
         return AtOnce()
     if kind == "poisson":
-        return Gamma(table.only("kind", "rate").number("rate"))
+        return Gamma(table.only("kind", "rate").number("rate", most=RATES.most))
     if kind == "gamma":
         table.only("kind", "rate", "cv")
-        return Gamma(table.number("rate"), table.number("cv", is_above=False, most=_MOST_CV))
+        return Gamma(table.number("rate", most=RATES.most), table.number("cv", is_above=False, most=_MOST_CV))
     table.only("kind", "file", "speedup", "rate")
     if "speedup" in table and "rate" in table:
         table.fail("either 'speedup' or 'rate' stretches a trace, not both")
@@ -223,13 +224,16 @@ def read_arrivals(table: OptionsTable, trace: Trace | None, folders: tuple[Path,
         table.fail("arrivals of a trace need its 'file', here or in a table [trace]")
     if source.is_shuffled:
         table.fail("rows in random order (trace.order) have no times to arrive at")
-    return Recorded(source, table.number("speedup", 1.0), table.number("rate") if "rate" in table else None)
+    rate = table.number("rate", most=RATES.most) if "rate" in table else None
+    return Recorded(source, table.number("speedup", 1.0), rate)
 
 
 def check_rate(rate: float | None) -> float | None:
     """Check a rate from outside; None if there is none."""
-    if rate is not None and not (0 < rate <= MOST or rate == math.inf):
-        raise ConfigError(f"A rate must be above 0 requests/s and at most {MOST:,}, or infinite; not {rate:g}.")
+    if rate is not None and not (0 < rate <= RATES.most or rate == math.inf):
+        raise ConfigError(
+            f"A rate must be above 0 requests/s and at most {RATES.most:,.0f}, or infinite; not {rate:,.10g}."
+        )
     return rate
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from headway.core.request_options import DEFAULT_OPTIONS, OPTION_NAMES, RequestOptions
 from headway.errors import ConfigError, InvalidRequestError
 from headway_lab.workload.arrivals import Arrivals, AtOnce, check_rate, check_times
-from headway_lab.workload.bench_requests import BenchRequest
+from headway_lab.workload.bench_requests import HIGHEST_TOKEN_ID, BenchRequest
 from headway_lab.workload.content import Content, Draft, Drawing, Lengths, RandomContent
 from headway_lab.workload.input_files import MOST, OptionsTable, is_number
 from headway_lab.workload.lengths import Limits
@@ -109,6 +109,12 @@ class Workload:
         check_times(times)
         check_times(_think_times(drafts))
         return self._requests(drawing, drafts, times)
+
+    def check_data(self) -> None:
+        """Draw a request, so that `ConfigError` tells of a bad data file before a model is loaded. Texts need the
+        model's tokenizer, and are checked when they are drawn."""
+        if not self.needs_tokenizer:
+            self.draw(vocab_size=HIGHEST_TOKEN_ID + 1, num_requests=1)
 
     @property
     def needs_tokenizer(self) -> bool:

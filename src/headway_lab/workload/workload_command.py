@@ -8,9 +8,10 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.console.flags import arrival_rate, count
+from headway.console.flags import count
 from headway.console.output_files import check_writable
 from headway_lab.charts.html_page import write_page
+from headway_lab.workload.rates import arrival_rate
 
 if TYPE_CHECKING:
     from headway.tokenizer import Tokenizer

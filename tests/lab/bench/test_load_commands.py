@@ -122,7 +122,7 @@ def test_a_server_that_is_not_there_is_said_at_once(
 
     if asked.endswith(":8000"):  # where another server may be
         monkeypatch.setattr(load_flags, "ServerTarget", nobody)
-    assert main(["bench", command, *named]) == 1
+    assert main(["bench", command, *named]) == 2
     told = capsys.readouterr().err
     assert f"No server answers at {asked} " in told or f"asked {asked}." in told
 
@@ -292,7 +292,7 @@ def test_a_search_for_the_capacity_starts_at_what_is_served_and_ends_in_time(
     ],
 )
 def test_mistakes(arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *arguments]) == 1
+    assert main(["bench", *arguments]) == 2
     assert reason in capsys.readouterr().err
 
 

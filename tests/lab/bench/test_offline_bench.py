@@ -138,10 +138,10 @@ def test_a_builtin_shape_is_random_weights_in_bfloat16(tmp_path: Path, monkeypat
         (("throughput", "--scenario", "online", "--trace", "x", "--speedup", "0"), "--speedup must be above 0"),
     ],
 )
-def test_bad_values_are_one_line_and_exit_code_1(
+def test_bad_values_are_one_line_and_exit_code_2(
     arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("bench", *arguments) == 1
+    assert run("bench", *arguments) == 2
     error = capsys.readouterr().err
     assert message in error and error.startswith("headway: error: ") and error.count("\n") == 1
 

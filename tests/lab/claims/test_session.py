@@ -93,15 +93,22 @@ def test_a_simulation_says_how_good_its_calibration_is() -> None:
 
 def test_the_command_measures_merges_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(tmp_path / "results")
-    assert main(["claims", "kv-quantisation", "--quick", "--output", folder]) == 0
+    priced = ["--price-per-hour", "3.6"]
+    assert main(["claims", "kv-quantisation", "--quick", *priced, "--output", folder]) == 0
     assert main(["claims", "prefix-sharing", "--quick", "--on", "simulator", "--output", folder, "--note", "n"]) == 0
     printed = capsys.readouterr()
     assert "where it differs and why:" in printed.out and "kv-quantisation: 16 bits" in printed.err
     rows = json.loads((tmp_path / "results" / "claims.json").read_text())["rows"]
     assert [row["claim"]["id"] for row in rows] == ["prefix-sharing", "kv-quantisation"]
     assert all(row["outcome"]["where"] == "simulator" and row["trust"] for row in rows)
-    assert (tmp_path / "results" / "claims.html").read_text().count("<svg") == 2
-    assert "prefix-sharing" in (tmp_path / "results" / "claims.md").read_text()
+    assert "prices" not in rows[0] and set(rows[1]["prices"]) == {"16 bits", "fp8", "int4"}
+    prices = rows[1]["prices"]
+    assert prices["int4"]["all in"] < prices["16 bits"]["all in"], "more requests fit into the memory"
+    assert "price, fp8:" in printed.out and rows[1]["command"].endswith("--price-per-hour 3.6")
+    table = (tmp_path / "results" / "claims.md").read_text()
+    assert "prefix-sharing" in table and "| | price/M input tokens | price/M output tokens | all in |" in table
+    page = (tmp_path / "results" / "claims.html").read_text()
+    assert page.count("<svg") == 2 and "What a million tokens cost" in page
 
 
 def test_the_command_runs_on_a_real_engine(shape: dict[str, Any], tmp_path: Path) -> None:
@@ -117,7 +124,7 @@ def test_the_list_names_all_claims_and_a_wrong_one_is_refused(capsys: pytest.Cap
     assert main(["claims", "--list"]) == 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in CLAIMS)
-    assert main(["claims", "orka"]) == 1
+    assert main(["claims", "orka"]) == 2
     assert "Did you mean 'orca'?" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="no data directory"):
         session(data_dir=Path("none"))

@@ -51,7 +51,7 @@ def test_what_cannot_be_done_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     log = write_log(tmp_path / "log", 60)
-    assert main.main(["train-predictor", *(text.format(log=log, folder=tmp_path) for text in arguments)]) == 1
+    assert main.main(["train-predictor", *(text.format(log=log, folder=tmp_path) for text in arguments)]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert not (tmp_path / "model").exists()

@@ -24,7 +24,8 @@ from headway.predict import PromptView
 from headway.predict.traffic_log import TrafficLog
 from headway_lab.sim import Calibration, CostModel
 from headway_lab.sim.calibration import shipped_machines
-from headway_lab.tune.tune_command import replica_numbers, traffic_work
+from headway_lab.tune.traffic_work import traffic_work
+from headway_lab.tune.tune_command import replica_numbers
 from tests.lab.sim.machines import calibration
 
 
@@ -201,6 +202,28 @@ def test_sim_shows_each_class(
     assert "TTFT target app: 200" in page.read_text()
 
 
+def test_sim_prices_tokens_by_the_time_of_steps(
+    run: Callable[..., Any], files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On two replicas: two devices are paid while the run lasts. One or several cases show it, and so does a page."""
+    page = tmp_path / "r.html"
+    result = run("sim", files, "--replicas", "2", "--price-per-hour", "3.6", "--html", str(page))
+    price = 2 * 3.6 / 3600 * result["duration"]
+    num_in, num_out = result["total_input_tokens"], result["total_output_tokens"]
+    paid = num_in * result["price_per_million_input_tokens"] + num_out * result["price_per_million_output_tokens"]
+    assert paid == pytest.approx(1e6 * price)
+    assert 0.0 < result["prompt_time_share"] < 1.0 and result["price_devices"] == 2
+    assert result["price_per_million_output_tokens_all_in"] == pytest.approx(1e6 * price / num_out)
+    printed = capsys.readouterr().out
+    assert "Price per 1M input tokens:" in printed and "Prices: 2 devices at 3.6 an hour each; prompts took" in printed
+    assert "price per 1M tokens, in / out" in page.read_text()
+    run("sim", files, "--rate", "5,50", "--price-per-hour", "3.6")
+    header, slow, fast = capsys.readouterr().out.splitlines()[2:5]
+    assert header.endswith("price/M in  price/M out")
+    assert float(fast.split()[-1]) < float(slow.split()[-1]), "a device that waits costs as much"
+    assert not [key for key in run("sim", files) if "price" in key]
+
+
 def test_sim_with_several_seeds_shows_intervals(
     run: Callable[..., Any], files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -248,7 +271,7 @@ def test_tune_recommends_what_is_better(
     assert "Pareto front" in (tmp_path / "t.html").read_text()
     printed = capsys.readouterr().out
     assert "Recommended: --max-num-seqs 16" in printed
-    assert "The block size stays at 4" in printed
+    assert "Not searched: " in printed and "steps were measured with blocks of 4 tokens" in printed
 
 
 def test_tune_counts_by_the_targets_of_the_classes_as_sim_does(
@@ -391,7 +414,7 @@ SLO = ["--slo", "p99_ttft_ms=9"]
         (["tune", "--replicas", "1-2", *SLO, "--roles", "all", "--no-enable-prefix-caching"], "which is off"),
         (["tune", "--roles", "all"], "give --replicas"),
         (["tune", "--tensor-parallel-size", "2"], "headway calibrate --tensor-parallel-size 2"),
-        (["tune", "--calibration", "h200-llama31-8b"], "without it, give one"),
+        (["tune", "--calibration", "h200-llama31-8b"], "with --replicas or --objective cost; without, give one"),
         (["tune", "--calibration", "h200-llama31-8b", "--replicas", "1-2"], "of one model"),
         (["tune", "--traffic-log", "log.jsonl"], "give --workload FILE.toml, or --traffic-log FILE"),
     ],
@@ -401,7 +424,7 @@ def test_errors_are_one_line(
 ) -> None:
     command, *options = arguments
     with contextlib.suppress(SystemExit):
-        assert main([command, *long_files, *options]) == 1
+        assert main([command, *long_files, *options]) == 2
     error = capsys.readouterr().err
     assert message in error and error.startswith("headway: error: ")
     assert error.split("\nTry ")[0].count("\n") <= 1

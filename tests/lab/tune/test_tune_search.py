@@ -16,11 +16,11 @@ from headway.engine.llm_engine import LLMEngine
 from headway.executor.fake import FakeExecutor
 from headway_lab.sim import CostModel
 from headway_lab.tune import Goal, SearchLimits, Space, Trial, Tuned, search
+from headway_lab.tune.flags_text import flags_text
 from headway_lab.tune.tune_goal import Score
 from headway_lab.tune.tune_report import (
     Verified,
     candidates,
-    flags_text,
     fleet_recommendation,
     recommendation,
     recommended,

@@ -52,7 +52,6 @@ def test_texts_take_the_embedded_tokenizer(capsys: pytest.CaptureFixture[str], t
     [
         (["none.toml"], "workload 'none.toml': the file cannot be read"),
         ([ORCA, "--rate", "1e-308"], "The last request would come inf s after the first"),
-        ([ORCA, "--rate", "1e300"], "A rate must be above 0 requests/s and at most"),
         ([ORCA, "--requests", "10000001"], "A workload has at most 10,000,000 requests"),
         ([ORCA, "--set", "limits.max_inpt=3"], "Did you mean 'max_input'?"),
         ([ORCA, "--set", "nothing"], "is not KEY=VALUE"),
@@ -60,6 +59,6 @@ def test_texts_take_the_embedded_tokenizer(capsys: pytest.CaptureFixture[str], t
     ],
 )
 def test_errors_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["workload", *arguments]) == 1
+    assert main.main(["workload", *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1

@@ -63,7 +63,7 @@ def test_prompt_file_has_one_prompt_per_line(
 
 def test_file_that_is_not_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "prompts.bin").write_bytes(b"\xff\xfe\x00")
-    assert main(["generate", "--prompt-file", str(tmp_path / "prompts.bin")]) == 1
+    assert main(["generate", "--prompt-file", str(tmp_path / "prompts.bin")]) == 2
     assert "it is not UTF-8 text" in capsys.readouterr().err
 
 

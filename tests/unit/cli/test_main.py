@@ -163,7 +163,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bad_values_are_one_line_before_a_model_is_loaded(
     arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(*arguments) == 1
+    assert run(*arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("headway: error: ") and message in error and error.count("\n") == 1
 

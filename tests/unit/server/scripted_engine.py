@@ -29,7 +29,7 @@ from headway.front.engine_client import Health
 from headway.front.watch_streams import SnapshotStream
 from headway.sampling_params import SamplingParams
 from headway.server.api.api_errors import ApiError
-from headway.server.live.live_page import LiveHubs, live_routes
+from headway.server.live.live_page import LiveHubs, Prices, live_routes
 from headway.wire.engine_stats import EngineStats
 from headway.wire.messages import BlockSnapshot, EngineReady, StepSnapshot
 from tests.unit.no_model import nominal_config, nominal_plan
@@ -177,7 +177,9 @@ class ScriptedReplicas:
 # ---- the API, as far as the page uses it ----------------------------------------------------------------------------
 
 
-def create_app(engine: ScriptedEngine | ScriptedReplicas, *, api_key: str | None = None) -> Starlette:
+def create_app(
+    engine: ScriptedEngine | ScriptedReplicas, *, api_key: str | None = None, prices: Prices | None = None
+) -> Starlette:
     """The page, /live, and completions that come word by word.
 
     Questions with "fail" in them are refused, those with "break" are cut off by an error after a few words, and what
@@ -222,7 +224,7 @@ def create_app(engine: ScriptedEngine | ScriptedReplicas, *, api_key: str | None
         yield
         task.cancel()
 
-    hubs = LiveHubs(engine, is_draining=lambda: app.state.is_draining)
+    hubs = LiveHubs(engine, is_draining=lambda: app.state.is_draining, prices=prices)
     routes = [
         *live_routes(engine, hubs=hubs),
         Route("/v1/models", models),

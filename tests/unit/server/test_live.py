@@ -33,6 +33,7 @@ from headway.server.live.batch_frames import (
     TokenTimes,
 )
 from headway.server.live.live_page import LiveHub, LiveHubs, live_routes
+from headway.server.metrics.price_meter import PriceMeter
 from headway.server.metrics.server_metrics import RecentTimes, percentile
 from headway.wire import messages
 from headway.wire.engine_stats import EngineStats
@@ -422,6 +423,23 @@ async def test_frames_tell_of_a_request_from_beginning_to_end() -> None:
     assert strip.replace(".", "") == "ccdddd"
     assert frame["numbers"]["generation_tokens"] == 5 and frame["numbers"]["num_running"] == 0
     assert frame["numbers"]["ttft_p50_ms"] > frame["numbers"]["itl_p50_ms"] > 0
+
+
+async def test_prices_are_in_the_frames_only_if_a_device_has_one() -> None:
+    """The price of the engine's own tokens, from counters that it keeps."""
+    async with running_engine(ScriptedEngine(step_s=0.002)) as engine:
+        meter = PriceMeter(3600.0, lambda: 2)
+        priced, plain = LiveHub(engine, frame_s=0.01, prices=meter.numbers), LiveHub(engine, frame_s=0.01)
+        async with views_of(priced) as (view,), views_of(plain) as (other,):
+            assert (await next_frame(other))["numbers"]["prices"] is None
+            engine.submit(num_prompt_tokens=300, max_tokens=5)
+            await until(lambda: engine.stats.batch.generation_tokens == 5)
+            meter.observe(engine.stats)
+            while (prices := (await next_frame(view))["numbers"]["prices"])["output"] is None:
+                pass
+            assert prices["input"] > 0 and prices["recent_output"] > 0
+    time = engine.stats.token_time
+    assert time.prompt_s > 0 and time.output_s > 0, "two chunks of the prompt, then decodes"
 
 
 async def test_a_slow_viewer_misses_frames_and_memory_stays_small() -> None:

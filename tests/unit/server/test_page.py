@@ -31,6 +31,26 @@ def test_the_key_is_sent_and_asked_for(engine: ScriptedEngine, open_page: Callab
         wait_for_text(page, ".assistant:last-of-type .facts", "tokens/s")
 
 
+def test_prices_have_tiles_if_a_device_has_a_price(
+    base_url: str, engine: ScriptedEngine, open_page: Callable[..., Any]
+) -> None:
+    """Two tiles in a row of their own, also on a phone; without a price there are none."""
+    plain = open_page(base_url)
+    wait_for_text(plain, "#n-running", "0")
+    assert plain.locator(".tiles .price:visible").count() == 0
+    told = {"recent_input": 0.01234, "recent_output": 1.5, "input": None, "output": 123.4}
+    with serving(create_app(engine, prices=lambda: told)) as url:
+        page = open_page(url)
+        wait_for_text(page, "#n-price-recent", "0.0123 / 1.50")
+        wait_for_text(page, "#n-price", "– / 123")
+        assert page.locator(".tiles .price:visible").count() == 2
+        picture(page, "prices-wide")
+        page.set_viewport_size(PHONE)
+        page.click("#tab-batch")
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        picture(page, "prices-phone")
+
+
 def test_load_shows_in_the_batch_of_a_phone(page: Any) -> None:
     page.set_viewport_size(PHONE)
     assert page.locator("#batch").is_hidden()

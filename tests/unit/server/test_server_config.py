@@ -118,7 +118,7 @@ def test_wrong_options(options: dict[str, Any], why: str) -> None:
 def test_two_models_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None:
     from headway.cli.main import main
 
-    assert main(["serve", "a", "--model", "b"]) == 1
+    assert main(["serve", "a", "--model", "b"]) == 2
     assert "two models" in capsys.readouterr().err
 
 

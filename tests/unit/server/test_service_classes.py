@@ -108,5 +108,5 @@ def test_files_that_are_none(tmp_path: Path, name: str, text: bytes | None, word
 
 
 def test_a_server_does_not_start_with_a_wrong_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--service-classes", write(tmp_path, "default = 1")]) == 1
+    assert main(["serve", "--service-classes", write(tmp_path, "default = 1")]) == 2
     assert "must have a table 'classes'" in capsys.readouterr().err

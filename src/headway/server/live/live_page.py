@@ -45,6 +45,8 @@ QUIET_FRAME_S = 1.0
 SHOWN_LATENCY_S = 10.0
 """Window of the latencies that the page shows. Advice is based on the last minute."""
 Event = bytes
+Prices = Callable[[], dict[str, float | None]]
+"""Returns the prices of tokens, as `PriceMeter.numbers` has them."""
 
 
 def live_routes(engine: WatchedReplicas, *, hubs: LiveHubs | None = None) -> list[Route]:
@@ -138,14 +140,18 @@ class LiveHubs:
         first_tokens: RecentTimes | None = None,
         hits: RecentShare | None = None,
         is_draining: Callable[[], bool] = bool,
+        prices: Prices | None = None,
     ) -> None:
-        """`first_tokens` and `hits` cover the whole server, so they are only used if there is a single replica."""
+        """`first_tokens` and `hits` cover the whole server, so they are only used if there is a single replica.
+        `prices` are those of the whole server."""
         self._replicas = engine.replicas
         if len(self._replicas) <= 1:
-            hubs = [LiveHub(engine, first_tokens=first_tokens, hits=hits, is_draining=is_draining)]
+            hubs = [LiveHub(engine, first_tokens=first_tokens, hits=hits, is_draining=is_draining, prices=prices)]
         else:
             hubs = [
-                LiveHub(_OneReplica(engine, place), place=place, loads=self._loads, is_draining=is_draining)
+                LiveHub(
+                    _OneReplica(engine, place), place=place, loads=self._loads, is_draining=is_draining, prices=prices
+                )
                 for place in range(len(self._replicas))
             ]
         self._hubs = {str(place): hub for place, hub in enumerate(hubs)}
@@ -229,14 +235,17 @@ class LiveHub:
         place: int = 0,
         loads: Callable[[], list[ReplicaLoad]] = list,
         is_draining: Callable[[], bool] = bool,
+        prices: Prices | None = None,
     ) -> None:
         """`first_tokens` and `hits` (of the prefix cache) are filled by the server's metrics. Without them, the times
         are measured from snapshots and the hits are counted for each frame. `place` is the number of this replica,
-        `loads` returns the load of all replicas, and `is_draining` whether the server is stopping."""
+        `loads` returns the load of all replicas, `is_draining` whether the server is stopping, and `prices` what a
+        million tokens cost, if that is known."""
         self._engine = engine
         self._place = place
         self._loads = loads
         self._is_draining = is_draining
+        self._prices = prices
         self._now = now
         self._frame_s = frame_s
         self._began_s = now()
@@ -386,6 +395,7 @@ class LiveHub:
             "ttft_p50_ms": _ms(percentile(first_tokens, 0.5)),
             "itl_p50_ms": _ms(percentile(gaps, 0.5)),
             "itl_p99_ms": _ms(percentile(gaps, 0.99)),
+            "prices": None if self._prices is None else self._prices(),
         }
 
     def _advise(self, stats: EngineStats, now_s: float) -> Advice:

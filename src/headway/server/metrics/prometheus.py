@@ -93,6 +93,8 @@ class _Snapshot(Collector):
             ),
         ):
             yield self._gauge(name, help_text, value)
+        if self._metrics.num_devices is not None:
+            yield self._gauge("devices", "Devices of all replicas and ranks.", self._metrics.num_devices())
         for name, help_text, count in (
             ("engine_restarts", "Times an engine process had to be started again.", self._engine.num_restarts),
             ("requests_resumed", "Times a request went on in another engine process.", self._engine.num_resumed),

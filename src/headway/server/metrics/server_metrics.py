@@ -201,6 +201,8 @@ class ServerMetrics:
         """Number of generation requests in progress, from their first byte to the last byte of their answer."""
         self.loop_stalls = LoopStalls()
         self.num_front_end_restarts = 0
+        self.num_devices: Callable[[], int] | None = None
+        """How many devices the engines have now; `None` if that is not known."""
         self._num_steps = -1
 
     @contextlib.contextmanager

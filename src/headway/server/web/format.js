@@ -28,3 +28,12 @@ export function msPair(low, high) {
 export const percent = (share) => (share == null ? "–" : `${Math.round(share * 100)}%`);
 
 export const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
+
+/** A price with three significant digits, so that cheap tokens are not free. */
+export function price(value) {
+  if (value == null) return "–";
+  if (value >= 100) return count(value);
+  return value > 0 ? value.toFixed(Math.min(8, Math.max(2, 2 - Math.floor(Math.log10(value))))) : "0";
+}
+
+export const pricePair = (input, output) => (input == null && output == null ? "–" : `${price(input)} / ${price(output)}`);

@@ -3,7 +3,7 @@
 import { BlockMap } from "./blocks.js";
 import { forgetColours } from "./canvas.js";
 import { Chart } from "./charts.js";
-import { count, ms, msPair, percent, plural, rate } from "./format.js";
+import { count, ms, msPair, percent, plural, pricePair, rate } from "./format.js";
 import { Lanes } from "./lanes.js";
 import { Replicas } from "./replicas.js";
 import { Restart } from "./restart.js";
@@ -163,6 +163,15 @@ export class BatchPanel {
     setText($("n-kv"), percent(share));
     setText($("n-hits"), percent(numbers.hit_rate));
     setText($("n-preempt"), count(numbers.num_preemptions));
+    this.#showPrices(numbers.prices);
+  }
+
+  /** Without the price of a device there are none, and no tiles for them. */
+  #showPrices(prices) {
+    for (const tile of document.querySelectorAll(".tiles .price")) tile.hidden = !prices;
+    if (!prices) return;
+    setText($("n-price-recent"), pricePair(prices.recent_input, prices.recent_output));
+    setText($("n-price"), pricePair(prices.input, prices.output));
   }
 
   #showStep(column, numbers) {
