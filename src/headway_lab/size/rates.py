@@ -78,6 +78,7 @@ class Promised:
             num_replicas=num_replicas,
             routers=(ROUTER,),
             link=deployment.link,
+            price_per_hour=1.0,  # so that the time of steps is divided between prompts and answers
         )
 
     def trial(self, rate: float, number: int, num_replicas: int = 1) -> Trial:

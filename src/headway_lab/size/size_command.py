@@ -11,13 +11,12 @@ import argparse
 import functools
 import json
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.console.flags import FlagSpec, add_flags, chosen, count, engine_flags, number
 from headway.console.output_files import check_writable, print_table
-from headway.errors import ConfigError, HeadwayError
+from headway.errors import ConfigError, ModelError
 from headway.progress import meter
 from headway_lab.bench.pricing import add_price_flag
 from headway_lab.charts.html_page import write_page
@@ -98,12 +97,11 @@ def _engine_flags() -> list[FlagSpec]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Errors are those of the question: they end with the code of wrong usage."""
+    """A model that cannot be read is a wrong option here: nothing of it is loaded."""
     try:
         return _run(arguments)
-    except HeadwayError as error:
-        print(f"headway: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2  # wrong usage
+    except ModelError as error:
+        raise ConfigError(f"--model: {error}") from error
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -116,6 +114,7 @@ def _run(arguments: argparse.Namespace) -> int:
     check_writable(arguments.html)
     Goal.parse(arguments.slo)  # refuses what cannot be promised, before anything is drawn
     workload = _workload(arguments)
+    workload.check_data()
     effort = _effort(arguments)
     drawn = draw_work(arguments, workload, vocab_size=DEFAULT_VOCAB_SIZE, rate=arguments.rate)
     rate = _rate(arguments, drawn)

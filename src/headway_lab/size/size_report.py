@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,7 +47,8 @@ class Answer:
         metrics = self.sizing.trial.metrics
         hour_s = 3600.0
         each = hour_s * rate / max(metrics.num_completed, 1)
-        return Pricing(self.price_per_hour, self.sizing.num_devices).of(
+        share = None if metrics.prices is None else metrics.prices.pricing.prompt_share
+        return Pricing(self.price_per_hour, self.sizing.num_devices, share).of(
             hour_s,
             num_input_tokens=round(each * metrics.num_input_tokens),
             num_output_tokens=round(each * metrics.num_output_tokens),
@@ -110,10 +112,17 @@ def price_lines(answer: Answer) -> list[str]:
     now, most = answer.prices(sizing.rate), answer.prices(sizing.highest_rate)
     assert now is not None and most is not None
     return [
-        f"Price: {price_text(answer.fleet_price)} an hour; {price_text(now.tokens.blended)} for a million tokens, in "
-        f"and out together ({price_text(now.tokens.all_in)} for a million output tokens, all in).",
-        f"With all of the headroom used: {price_text(most.tokens.blended)} ({price_text(most.tokens.all_in)}).",
+        f"Price: {price_text(answer.fleet_price)} an hour. {_price_text(now)} at this load,",
+        f"{_price_text(most)} with all of the headroom used.",
     ]
+
+
+def _price_text(prices: RunPrices) -> str:
+    tokens = prices.tokens
+    return (
+        f"A million tokens: {price_text(tokens.input)} in, {price_text(tokens.output)} out, {price_text(tokens.blended)} "
+        "in the mean"
+    )
 
 
 def improvement_table(answer: Answer) -> Table:
@@ -198,7 +207,7 @@ def answer_json(answer: Answer) -> dict[str, Any]:
         "devices": sizing.num_devices,
         "command": serve_command(sizing),
         "options": dict(sizing.promised.changes),
-        "predicted": sizing.trial.metrics.as_json(),
+        "predicted": dataclasses.replace(sizing.trial.metrics, prices=None).as_json(),
         "highest_rate": sizing.highest_rate,
         "headroom": sizing.headroom,
         "breaks_first": None if breaking is None else breaking[0].key,

@@ -136,7 +136,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         ["--model", "MODEL", *SHEET, *WORK, *RATE, "--slo", "p99_itl_ms=1"],
         "even for one request alone: p99_itl_ms is 2",
     ),
-    "too high a rate": (["--model", "MODEL", *SHEET, *WORK, "--rate", "1e9"], "at most 256 are planned"),
+    "too high a rate": (["--model", "MODEL", *SHEET, *WORK, "--rate", "1e6"], "at most 256 are planned"),
     "infinite rate": (["--model", "MODEL", *SHEET, *WORK, "--rate", "inf"], "--rate inf"),
     "unknown machine": (["--model", "MODEL", "--machine", "h20", *WORK, *RATE], "Known are b200, h200, h100"),
     "no machine": (["--model", "MODEL", "--tflops", "3", *WORK, *RATE], "--bandwidth-gb-s, --memory-gb are missing"),
@@ -186,7 +186,8 @@ def test_bad_input_is_one_sentence(name: str, model: str, tmp_path: Path, capsys
     assert captured.out == "" and not page.exists()
 
 
-def test_a_rate_of_nothing_is_wrong_usage(model: str) -> None:
+@pytest.mark.parametrize("rate", ["0", "1e9", "-1", "nan"])
+def test_rates_that_are_none(rate: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["size", "--model", model, *SHEET, *WORK, "--rate", "0"])
-    assert ended.value.code == 2
+        main(["size", "--model", model, *SHEET, *WORK, "--rate", rate])
+    assert ended.value.code == 2 and "requests/s" in capsys.readouterr().err
