@@ -112,17 +112,14 @@ def price_lines(answer: Answer) -> list[str]:
     now, most = answer.prices(sizing.rate), answer.prices(sizing.highest_rate)
     assert now is not None and most is not None
     return [
-        f"Price: {price_text(answer.fleet_price)} an hour. {_price_text(now)} at this load,",
-        f"{_price_text(most)} with all of the headroom used.",
+        f"Price: {price_text(answer.fleet_price)} an hour. A million tokens, in / out / in the mean: {_price_text(now)} at "
+        f"this load, {_price_text(most)} with all of the headroom used.",
     ]
 
 
 def _price_text(prices: RunPrices) -> str:
     tokens = prices.tokens
-    return (
-        f"A million tokens: {price_text(tokens.input)} in, {price_text(tokens.output)} out, {price_text(tokens.blended)} "
-        "in the mean"
-    )
+    return " / ".join(map(price_text, (tokens.input, tokens.output, tokens.blended)))
 
 
 def improvement_table(answer: Answer) -> Table:
