@@ -37,6 +37,10 @@ COMMANDS: Commands = {
         "headway_lab.sim.sim_check_command", "Run a workload in the engine and in the simulator, and compare."
     ),
     "tune": Command("headway_lab.tune.tune_command", "Find the options that serve a workload best, by simulation."),
+    "size": Command(
+        "headway_lab.size.size_command",
+        "How many devices a model needs for a load, at which price, from its shape alone.",
+    ),
     "claims": Command(
         "headway_lab.claims.claims_command", "Measure published claims about serving again, each by its name."
     ),

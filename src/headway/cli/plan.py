@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from headway.config import EngineConfig
 from headway.console.flags import FlagSpec, add_flags, chosen, engine_flags, memory_size, with_shape_defaults
 from headway.errors import ConfigError
+from headway.worker.memory_needs import Needs, planned_model
 
 GPU_MEMORIES = (8, 12, 16, 24, 32, 40, 48, 80, 141)
 CPU_MEMORIES = (2, 4, 8, 16, 32, 64)
@@ -47,7 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.name is not None and options.setdefault("model", arguments.name) != arguments.name:
         raise ConfigError(f"Two models were named: {arguments.name} and {options['model']}.")
     config = EngineConfig.from_options(**with_shape_defaults(options))
-    needs, title = _needs(config)
+    planned = planned_model(config)
+    needs, title = planned.needs, planned.title
     sizes = arguments.memory or [gib * _GIB for gib in (GPU_MEMORIES if needs.on_cuda else CPU_MEMORIES)]
     rows = [_fit(size, needs, config) for size in sizes]
     if arguments.json:
@@ -55,23 +57,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(title, needs, rows)
     return 0
-
-
-@dataclass(frozen=True)
-class Needs:
-    """The memory a model needs, in bytes."""
-
-    on_cuda: bool
-    formats: str
-    num_parameters: int
-    weight_bytes: int
-    working_bytes: int
-    """The working memory of the largest step and of the device's libraries."""
-    kv_dtype: str
-    kv_bytes_per_token: int
-    max_model_len: int
-    num_ranks: int
-    """The number of devices; each needs this much."""
 
 
 @dataclass(frozen=True)
@@ -86,42 +71,8 @@ class Fit:
     num_short_requests: float
 
 
-def _needs(config: EngineConfig) -> tuple[Needs, str]:
-    from headway.loader import open_checkpoint
-    from headway.loader.embedded import embedded_model_path
-    from headway.models.decoder_config import Shard
-    from headway.worker.formats import planned_formats
-    from headway.worker.memory_plan import bytes_per_token, estimated_weights, estimated_working_space, longest_request
-
-    model = config.model
-    checkpoint = open_checkpoint(model.model or str(embedded_model_path()), model.load_format)
-    formats = planned_formats(config, checkpoint.config)
-    num_ranks = config.device.tensor_parallel_size
-    shard = None if num_ranks == 1 else Shard.largest(checkpoint.config, num_ranks)
-    shape = checkpoint.config if shard is None else shard.config
-    longest = longest_request(model.max_model_len, shape)
-    both = [checkpoint]
-    if model.draft_model is not None:
-        both.append(open_checkpoint(model.draft_model, model.load_format))
-    needs = Needs(
-        on_cuda=formats.device.type == "cuda",
-        formats=str(formats),
-        num_parameters=sum(one.config.num_parameters for one in both),
-        weight_bytes=sum(
-            estimated_weights(one, formats, longest, shard if one is checkpoint else None) for one in both
-        ),
-        working_bytes=estimated_working_space(shape, formats, config.scheduler.resolve(formats.device.type)),
-        kv_dtype=formats.kv_format.name,
-        kv_bytes_per_token=sum(bytes_per_token(shape if one is checkpoint else one.config, formats) for one in both),
-        max_model_len=longest,
-        num_ranks=num_ranks,
-    )
-    return needs, " and ".join(one.name for one in both)
-
-
 def _fit(size: int, needs: Needs, config: EngineConfig) -> Fit:
-    usable = size * config.cache.gpu_memory_utilization if needs.on_cuda else size
-    left = max(0, int(usable) - needs.weight_bytes - needs.working_bytes)
+    left = needs.room(size, config.cache.gpu_memory_utilization)
     tokens = left // needs.kv_bytes_per_token
     return Fit(size, left, tokens, tokens / needs.max_model_len, tokens / min(SHORT_REQUEST, needs.max_model_len))
 
