@@ -10,6 +10,7 @@ There is no clock here: durations are arguments, so the same durations give the 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from headway.core.tuning import STEP_TIME
 
@@ -163,6 +164,14 @@ class StepTimeModel:
         return self._duration_s / (self._num_tokens + self.TOKENS_PER_BASE * self._num_steps)
 
 
+class PromptRoom(NamedTuple):
+    """How many prompt tokens a step may have beside its decodes."""
+
+    num_tokens: int
+    is_late: bool
+    """Whether its decodes miss their target for the sake of the backlog."""
+
+
 class DecodePace:
     """Decides how many prompt tokens a step may compute, so that decoding requests keep their target inter-token time.
 
@@ -209,28 +218,55 @@ class DecodePace:
     ) -> int:
         """Return how many prompt tokens the next step may have beside its decodes. Whatever the backlog, they keep it
         within `limit_s`. Call it once for each step that could have prompt tokens, since it counts late tokens."""
+        room = self.foresee(
+            target_s=target_s,
+            num_decodes=num_decodes,
+            num_backlog_tokens=num_backlog_tokens,
+            limit_s=limit_s,
+            num_late_allowed=self._num_late_allowed,
+        )
+        if room.is_late:
+            self._num_late_allowed -= num_decodes
+        elif num_decodes:
+            self.note_decodes(num_decodes, target_s=target_s)
+        return room.num_tokens
+
+    def foresee(
+        self,
+        *,
+        target_s: float,
+        num_decodes: int,
+        num_backlog_tokens: float,
+        num_late_allowed: float,
+        limit_s: float = math.inf,
+    ) -> PromptRoom:
+        """Return what `chunk_tokens` would return for a step like this if `num_late_allowed` tokens had been saved up.
+        This counts nothing, so it may be called for steps that are only imagined."""
         if not num_decodes:
-            return self._max_tokens
+            return PromptRoom(self._max_tokens, False)
         if not target_s:
             gaining_s = STEP_TIME.gaining_steps * self.decode_time.seconds(num_decodes) or math.inf
             limit_s = min(gaining_s, limit_s)
             if limit_s == math.inf:
-                return self._max_tokens
-            return self._whole_tiles(self.step_time.chunk_tokens(limit_s), num_decodes)
+                return PromptRoom(self._max_tokens, False)
+            return PromptRoom(self._whole_tiles(self.step_time.chunk_tokens(limit_s), num_decodes), False)
         gaining_s = STEP_TIME.gaining_steps * self.decode_s(num_decodes) or math.inf
         longest_s = max(target_s, min(STEP_TIME.stretch * target_s, gaining_s))
         backlog_s = num_backlog_tokens * (self.step_time.per_token_s or 0.0)
         num_tokens = self.step_time.chunk_tokens(max(target_s, min(STEP_TIME.backlog_share * backlog_s, longest_s)))
         is_backlog = num_backlog_tokens > STEP_TIME.backlog_steps * self.step_time.chunk_tokens(target_s)
         may_be_late = is_backlog and limit_s >= STEP_TIME.stretch * target_s
-        if may_be_late and self._num_late_allowed >= num_decodes:
-            self._num_late_allowed -= num_decodes
+        is_late = may_be_late and num_late_allowed >= num_decodes
+        if is_late:
             num_tokens = max(num_tokens, self.step_time.chunk_tokens(longest_s))
-        else:
-            self.note_decodes(num_decodes, target_s=target_s)
         if limit_s < math.inf:
             num_tokens = min(num_tokens, self.step_time.chunk_tokens(limit_s))
-        return self._whole_tiles(num_tokens, num_decodes)
+        return PromptRoom(self._whole_tiles(num_tokens, num_decodes), is_late)
+
+    @property
+    def num_late_allowed(self) -> float:
+        """How many tokens may be late, as saved up by those that were in time."""
+        return self._num_late_allowed
 
     def max_short_tokens(self, num_left_tokens: int) -> int:
         """Return the length up to which a prompt is short, for a step with this many tokens left for prompts."""
