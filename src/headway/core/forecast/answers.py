@@ -16,14 +16,15 @@ from collections.abc import Iterable
 
 from headway.core.request import Request
 
-KEPT = 256
-"""How many answers are remembered."""
 _STEPS = tuple(sorted({round(2.0 ** (power / 2)) for power in range(25)}))
 """The numbers of steps for which departures are computed: 1, 2, 3, 4, 6, 8 … 4096."""
 
 
 class RecentAnswers:
     """The lengths of the answers that ended last."""
+
+    KEPT = 256
+    """How many are remembered."""
 
     def __init__(self, *, knows_limits: bool = True) -> None:
         """`knows_limits`: an answer is never expected to be longer than its request allows."""
@@ -33,7 +34,7 @@ class RecentAnswers:
 
     def note(self, num_tokens: int) -> None:
         """Note the length of an answer that has ended by itself or by its limit."""
-        if len(self._in_order) == KEPT:
+        if len(self._in_order) == self.KEPT:
             del self._sorted[bisect.bisect_left(self._sorted, self._in_order.popleft())]
         self._in_order.append(num_tokens)
         bisect.insort(self._sorted, num_tokens)

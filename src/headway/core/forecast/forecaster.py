@@ -28,13 +28,6 @@ from headway.core.request import Request, RequestStatus
 from headway.core.step_time import DecodePace
 from headway.settings import SchedulerSettings
 
-SINGLE_STEPS = 12
-"""So many steps are imagined one by one; then several at once, a sixth of what is left."""
-_AT_ONCE = 6
-_MOST_ROUNDS = 80
-ARRIVALS_S = 10.0
-"""The time constant of the rate at which prompt tokens arrive."""
-
 
 class Forecast(NamedTuple):
     """What to expect of a request, from now on."""
@@ -67,6 +60,12 @@ class _Lanes:
 class Forecaster:
     """Makes the forecasts of a scheduler. The scheduler notes arrivals and ends here."""
 
+    SINGLE_STEPS = 12
+    """So many steps are imagined one by one; then several at once, a part of what is left."""
+    _PARTS = 6
+    _MOST_ROUNDS = 80
+    _ARRIVALS_S = 10.0  # the time constant of the rate at which prompt tokens arrive
+
     def __init__(
         self,
         config: SchedulerSettings,
@@ -84,7 +83,7 @@ class Forecaster:
         self._policy = policy
         self._pace = pace
         self._in_flight = in_flight
-        self._arrivals = ArrivalRate(ARRIVALS_S)
+        self._arrivals = ArrivalRate(self._ARRIVALS_S)
         self._can_foresee = config.batching == "continuous" and config.prefill_mode == "chunked"
         passes = config.short_prompt_share > 0 and not policy.divides_steps
         self._passing_share = config.short_prompt_share / (1.0 + config.short_prompt_share) if passes else 0.0
@@ -92,11 +91,15 @@ class Forecaster:
         self._departures_at = (-1, -1)  # the number of plans, and of running requests, for which they were computed
 
     def note_arrival(self, request: Request, *, now_s: float) -> None:
-        """Note that a request is queued."""
-        self._arrivals.note(request.num_tokens, now_s=now_s)
+        """Note that a request is queued. A fork computes almost nothing, since it finds its tokens in the cache."""
+        if not request.is_fork:
+            self._arrivals.note(request.num_tokens, now_s=now_s)
 
     def note_end(self, request: Request, status: RequestStatus) -> None:
-        """Note that a request has ended. Only a complete answer says how long answers are."""
+        """Note that a request has ended. Only a complete answer says how long answers are, and none that could have one
+        token only, as those of embeddings and each position of a beam."""
+        if request.is_beam or request.max_total_tokens - request.num_prompt_tokens == 1:
+            return
         if status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH):
             self.answers.note(request.num_output_tokens)
 
@@ -151,14 +154,14 @@ class Forecaster:
         num_decodes, num_late_allowed = float(batch.num_decodes), pace.num_late_allowed
         num_in_order = num_passed = num_steps = seconds = 0.0  # tokens computed in order, and by passing
         most_short, lanes = 0, _Lanes(0.0, 0.0)
-        for number in range(_MOST_ROUNDS):
+        for number in range(self._MOST_ROUNDS):
             room = pace.foresee(
                 target_s=target_s,
                 num_decodes=int(num_decodes),
                 num_backlog_tokens=num_left + num_behind + arriving * seconds,
                 num_late_allowed=num_late_allowed,
             )
-            num_tokens = room.num_tokens
+            num_tokens = min(room.num_tokens, max(1, self._config.max_num_batched_tokens - int(num_decodes)))
             if (limit := pace.max_short_tokens(num_tokens)) != most_short:
                 most_short, lanes = limit, self._lanes(batch, ahead, limit)
             done = num_in_order / max(lanes.num_long + lanes.num_short, 1.0)
@@ -169,8 +172,8 @@ class Forecaster:
             if num_long >= 1.0 and num_own <= most_short:
                 num_passing = min(self._passing_share * num_tokens, lanes.num_short * (1 - done) - num_passed + num_own)
             at_once = 1.0
-            if number >= SINGLE_STEPS:
-                at_once = max(1.0, num_left / num_tokens / _AT_ONCE)
+            if number >= self.SINGLE_STEPS:
+                at_once = max(1.0, num_left / num_tokens / self._PARTS)
             if room.is_late:
                 at_once = min(at_once, max(1.0, num_late_allowed // num_decodes))
                 num_late_allowed -= at_once * num_decodes

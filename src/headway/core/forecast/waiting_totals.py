@@ -15,9 +15,6 @@ from typing import NamedTuple
 
 from headway.core.request import Request
 
-_CLASSES_PER_DOUBLING = 8
-_LEAST_EXPONENT = 1100  # below that of the smallest positive number
-
 
 class Waiting(NamedTuple):
     """Some of the waiting requests together."""
@@ -95,9 +92,10 @@ def _change(sums: dict[int, Waiting], number: int, num_requests: int, num_tokens
 
 
 def _class_of(value: float) -> int:
-    """Return the number of the class of a rank or size. It never falls when the value grows."""
+    """Return the number of the class of a rank or size. It never falls when the value grows. There are eight classes
+    from one power of two to the next."""
     if not value:
         return 0
     mantissa, exponent = math.frexp(abs(value))  # the mantissa is in [0.5, 1)
-    number = (exponent + _LEAST_EXPONENT) * _CLASSES_PER_DOUBLING + int((2.0 * mantissa - 1.0) * _CLASSES_PER_DOUBLING)
+    number = 8 * (exponent + 1100) + int(8.0 * (2.0 * mantissa - 1.0))  # no number has an exponent below -1100
     return number if value > 0 else -number

@@ -30,8 +30,6 @@ from headway.server.api.api_errors import RETRY_AFTER_S, ApiError, overloaded, u
 BYTES_PER_TOKEN = 4
 """Average size of a token of text, including its share of the JSON. It is only used for the first estimate."""
 REFUSAL_REASONS = ("queue_full", "class_queue_full", "tenant_queue_full", "late")
-LONGEST_RETRY_S = 600
-"""No refusal asks a client to stay away for longer: by then the load may be another."""
 
 
 def _no_cost() -> float:
@@ -152,6 +150,9 @@ class Waiting(Protocol):
 class ClassLine:
     """The queued requests of one class, and counts of its admitted, dropped and refused HTTP requests."""
 
+    LONGEST_RETRY_S = 600
+    """No refusal asks a client to stay away for longer: by then the load may be another."""
+
     def __init__(self, service_class: ServiceClass, now: Callable[[], float], token_s: Callable[[], float]) -> None:
         self.service_class = service_class
         self.num_waiting = 0
@@ -191,7 +192,7 @@ class ClassLine:
         """Count a refusal by its reason, and return it. The client is asked to retry when a request like this would
         have had its first token, or when it would be in time."""
         self.num_refused[str(error.code)] += 1
-        retry_s = math.ceil(min(self.wait.seconds(num_tokens) - target_s, LONGEST_RETRY_S))
+        retry_s = math.ceil(min(self.wait.seconds(num_tokens) - target_s, self.LONGEST_RETRY_S))
         error.headers["retry-after"] = str(max(RETRY_AFTER_S, retry_s))
         return error
 

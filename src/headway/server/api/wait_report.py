@@ -22,8 +22,6 @@ EXPECTED_FIRST, EXPECTED_TOTAL = "x-headway-expected-ttft-ms", "x-headway-expect
 ACTUAL_FIRST, ACTUAL_TOTAL = "x-headway-ttft-ms", "x-headway-total-ms"
 EXPOSED_HEADERS = (EXPECTED_FIRST, EXPECTED_TOTAL, ACTUAL_FIRST, ACTUAL_TOTAL)
 """Web pages of other origins may read these."""
-EARLY_FROM_S = 0.05
-"""A stream's headers are sent before its first token only if that is at least this far away."""
 
 
 class AnswerMetrics(msgspec.Struct):
@@ -48,6 +46,9 @@ class AnswerMetrics(msgspec.Struct):
 
 class WaitReport:
     """The forecast of one HTTP request and its actual times."""
+
+    EARLY_FROM_S = 0.05
+    """A stream's headers are sent before its first token only if that is at least this far away."""
 
     def __init__(self, record: AccessRecord, metrics: ServerMetrics, *, has_output: bool) -> None:
         """`has_output`: the answer has tokens, and not only what was computed of the prompts."""
@@ -80,7 +81,7 @@ class WaitReport:
     def is_long(self, now_s: float) -> bool:
         """Whether the first token is expected to take some time yet."""
         spent_s = now_s - self._record.started_s
-        return self.expected_first_s is not None and self.expected_first_s - spent_s >= EARLY_FROM_S
+        return self.expected_first_s is not None and self.expected_first_s - spent_s >= self.EARLY_FROM_S
 
     @property
     def expected_headers(self) -> dict[str, str]:
