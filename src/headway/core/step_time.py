@@ -1,6 +1,7 @@
 """Learns how long steps take, and decides how many prompt tokens the next step may compute beside its decodes.
 
     DecodeTime      the duration of a step that only decodes, by its number of requests
+    PromptTokenTime what a prompt token adds to a step, over all steps with prompts
     StepTimeModel   a step's duration by its number of prompt tokens
     DecodePace      how many prompt tokens the next step may have
 
@@ -72,6 +73,33 @@ class DecodeTime:
             self._base_s, self._row_s = self._s / self._num, 0.0
         elif self._base_s < 0.0:
             self._base_s, self._row_s = 0.0, self._rows_s / self._rows_squared
+
+
+class PromptTokenTime:
+    """What a prompt token adds to the time of a step's decodes, as a mean over the last steps with prompt tokens.
+
+    Unlike `StepTimeModel` it has no tokens that cost nothing, and it remembers more: a mean is needed to say how long
+    many prompts will take, and not how long the next step will.
+    """
+
+    _HORIZON_TOKENS = 8192  # a mean over about this many prompt tokens
+
+    def __init__(self) -> None:
+        self._num_tokens = self._s = 0.0
+
+    @property
+    def seconds(self) -> float | None:
+        """The time that a prompt token adds; `None` before any step with prompt tokens."""
+        return max(0.0, self._s) / self._num_tokens if self._num_tokens else None
+
+    def observe(self, num_tokens: int, added_s: float) -> None:
+        """Learn from a step with this many prompt tokens, which took `added_s` longer than its decodes alone."""
+        expected_s = (self.seconds or 0.0) * num_tokens
+        if expected_s:
+            added_s = min(added_s, STEP_TIME.most_times_expected * expected_s)
+        kept = self._HORIZON_TOKENS / (self._HORIZON_TOKENS + num_tokens)
+        self._num_tokens = kept * self._num_tokens + num_tokens
+        self._s = kept * self._s + added_s
 
 
 class StepTimeModel:
@@ -210,6 +238,7 @@ class DecodePace:
         self._full_tokens = min(full_tokens, max_tokens)
         self.step_time = StepTimeModel(max_tokens=max_tokens)
         self.decode_time = DecodeTime()
+        self.prompt_token_time = PromptTokenTime()
         self._max_tokens = max_tokens
         self._num_late_allowed = 0.0
 
@@ -323,5 +352,7 @@ class DecodePace:
     def observe(self, *, num_chunk_tokens: int, num_decodes: int, duration_s: float) -> None:
         """Learn from a step with this many prompt tokens beside its decodes."""
         self.step_time.observe(num_chunk_tokens, duration_s)
-        if not num_chunk_tokens:
+        if num_chunk_tokens:
+            self.prompt_token_time.observe(num_chunk_tokens, duration_s - self.decode_s(num_decodes))
+        else:
             self.decode_time.observe(num_decodes, duration_s)

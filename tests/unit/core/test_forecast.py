@@ -17,7 +17,7 @@ from headway.executor.simulated import SimulatedExecutor, VirtualClock
 from headway.outputs import forecast_error
 from tests.unit.core.driver import make_request, make_scheduler, request, schedule_rows
 
-BASE_S, TOKEN_S = 0.02, 0.001
+BASE_S, TOKEN_S = 0.02, 0.0001
 
 
 def step_s(output: SchedulerOutput) -> float:
@@ -31,7 +31,7 @@ class Machine:
     def __init__(self, *, max_in_flight: int = 1, **options: Any) -> None:
         self.clock = VirtualClock()
         self.scheduler = make_scheduler(
-            **{"num_blocks": 4096, "max_num_seqs": 16, "max_num_batched_tokens": 128, "target_itl_ms": 80.0} | options
+            **{"num_blocks": 8192, "max_num_seqs": 16, "max_num_batched_tokens": 512, "target_itl_ms": 50.0} | options
         )
         executor = SimulatedExecutor(step_s, self.clock, max_in_flight=max_in_flight)
         self.core = EngineCore(self.scheduler, executor, now=self.clock.now, sleep=self.clock.sleep)
@@ -43,7 +43,7 @@ class Machine:
     def learn(self) -> None:
         """Run some requests, so that it is known how long steps and answers take."""
         for number in range(30):
-            self.core.add_request(make_request(f"learn {number}", [number] * 40, max_tokens=20))
+            self.core.add_request(make_request(f"learn {number}", [number] * 200, max_tokens=20))
             self.core.step()
             self.core.step()
         self.finish()
@@ -81,13 +81,13 @@ def some(number: int, num_tokens: int, max_tokens: int = 20, **options: Any) -> 
 
 CASES: dict[str, tuple[dict[str, Any], list[Request]]] = {
     "an idle engine": ({}, some(1, 50)),
-    "a prompt of several steps": ({}, some(1, 1000)),
-    "prompts before it": ({}, some(14, 90)),
-    "steps that overlap": ({"max_in_flight": 2}, some(14, 90)),
-    "no target between tokens": ({"target_itl_ms": 0.0}, some(14, 90)),
-    "no free seat, answers of known length": ({"max_num_seqs": 4}, some(24, 30, predicted_tokens=20.0)),
-    "no free seat, answers as before": ({"max_num_seqs": 4}, some(24, 30)),
-    "no memory": ({"num_blocks": 60}, some(12, 60)),
+    "a prompt of several steps": ({}, some(1, 4000)),
+    "prompts before it": ({}, some(14, 400)),
+    "steps that overlap": ({"max_in_flight": 2}, some(14, 400)),
+    "no target between tokens": ({"target_itl_ms": 0.0}, some(14, 400)),
+    "no free seat, answers of known length": ({"max_num_seqs": 4}, some(24, 200, predicted_tokens=20.0)),
+    "no free seat, answers as before": ({"max_num_seqs": 4}, some(24, 200)),
+    "no memory": ({"num_blocks": 300}, some(14, 200)),
 }
 
 
@@ -110,21 +110,24 @@ def test_the_end_is_forecast_from_answers_before_or_predictions() -> None:
     machine = Machine()
     machine.learn()
     now_s = machine.clock.now_s
-    for one in (request("as before", 30, max_tokens=20), request("predicted", 31, max_tokens=80, predicted_tokens=80)):
+    for one in (
+        request("as before", 200, max_tokens=20),
+        request("predicted", 210, max_tokens=80, predicted_tokens=80),
+    ):
         machine.add(one)
     machine.finish()
     for name, expected_s in machine.expected_ends_s.items():
-        assert forecast_error(expected_s - now_s, machine.ends_s[name] - now_s) == pytest.approx(0, abs=0.3), name
+        assert forecast_error(expected_s - now_s, machine.ends_s[name] - now_s) == pytest.approx(0, abs=0.4), name
 
 
 def test_who_goes_first_waits_less() -> None:
     machine = Machine(scheduling_policy="priority", max_num_seqs=4)
     machine.learn()
-    for one in some(24, 60, priority=5):
+    for one in some(24, 200, priority=5):
         machine.add(one)
     now_s = machine.clock.now_s
     for name, priority in (("urgent", 0), ("ordinary", 5), ("patient", 9)):
-        machine.add(make_request(name, [7] * 60, max_tokens=20, priority=priority))
+        machine.add(make_request(name, [7] * 200, max_tokens=20, priority=priority))
     expected = {name: machine.expected_s[name] - now_s for name in ("urgent", "ordinary", "patient")}
     assert expected["urgent"] < expected["ordinary"] / 2 < expected["ordinary"] < expected["patient"]
     machine.finish()
@@ -134,11 +137,11 @@ def test_who_goes_first_waits_less() -> None:
 def test_a_tenant_does_not_wait_for_all_of_another() -> None:
     machine = Machine(scheduling_policy="fair", max_num_seqs=4)
     machine.learn()
-    for one in some(40, 60, tenant="many"):
+    for one in some(40, 200, tenant="many"):
         machine.add(one)
     now_s = machine.clock.now_s
-    machine.add(make_request("few", [7] * 60, max_tokens=20, tenant="few"))
-    machine.add(make_request("more", [8] * 60, max_tokens=20, tenant="many"))
+    machine.add(make_request("few", [7] * 200, max_tokens=20, tenant="few"))
+    machine.add(make_request("more", [8] * 200, max_tokens=20, tenant="many"))
     assert machine.expected_s["few"] - now_s < (machine.expected_s["more"] - now_s) / 4
 
 
@@ -280,7 +283,7 @@ def test_departures_of_answers_that_are_all_alike() -> None:
     departures = answers.departures(running([95, 90, 50, 10]))
     assert departures is not None
     for number, steps in ((1, 5), (2, 10), (3, 50), (4, 90)):
-        assert steps / 2 < departures.steps_until(number) < steps * 1.5
+        assert steps / 2 - 2 < departures.steps_until(number) < steps * 1.5 + 2
     assert departures.steps_until(0) == 0.0
     assert departures.steps_until(400) == pytest.approx(100 * 100, rel=0.1)
     assert departures.number_after(10_000) == pytest.approx(400, rel=0.1)

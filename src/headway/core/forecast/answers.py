@@ -39,6 +39,11 @@ class RecentAnswers:
         self._in_order.append(num_tokens)
         bisect.insort(self._sorted, num_tokens)
 
+    @property
+    def mean_tokens(self) -> float | None:
+        """The mean length of these answers; `None` if there are none."""
+        return sum(self._sorted) / len(self._sorted) if self._sorted else None
+
     def expected_tokens(self, request: Request) -> float | None:
         """Return the expected length of the whole answer of a request that has none yet; `None` if nothing is known."""
         limit = request.max_total_tokens - request.num_prompt_tokens
@@ -47,14 +52,15 @@ class RecentAnswers:
         if not self._sorted:
             return None
         if not self._knows_limits:
-            return sum(self._sorted) / len(self._sorted)
+            return self.mean_tokens
         num_below = bisect.bisect_left(self._sorted, limit)
         return (sum(self._sorted[:num_below]) + limit * (len(self._sorted) - num_below)) / len(self._sorted)
 
-    def departures(self, running: Iterable[Request]) -> Departures | None:
-        """Return how fast these requests and their successors leave; `None` if nothing is known about any of them."""
+    def departures(self, running: Iterable[Request], *, num_fresh: int = 0) -> Departures | None:
+        """Return how fast these requests, `num_fresh` that are about to begin, and the successors of all of them leave;
+        `None` if nothing is known about some of them."""
         rests: list[float] = []
-        ages: Counter[int] = Counter()
+        ages: Counter[int] = Counter({0: num_fresh} if num_fresh else {})
         for request in running:
             num_tokens = request.num_tokens - request.num_prompt_tokens
             limit = request.max_total_tokens - request.num_tokens
@@ -125,6 +131,6 @@ class Departures:
 
 
 def _rounded(num_tokens: int) -> int:
-    """Round down to one of the four numbers between two powers of two, so that there are few of them."""
-    shift = max(0, num_tokens.bit_length() - 3)
-    return num_tokens >> shift << shift
+    """Round to one of eight numbers between two powers of two, so that there are few of them."""
+    shift = max(0, num_tokens.bit_length() - 4)
+    return (num_tokens >> shift << shift) + (1 << shift >> 1)

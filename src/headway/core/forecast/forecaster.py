@@ -13,6 +13,8 @@ same time however many requests wait, since it reads only sums. It is made betwe
 
 from __future__ import annotations
 
+import math
+import os
 from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -27,6 +29,8 @@ from headway.core.policy import SchedulingPolicy
 from headway.core.request import Request, RequestStatus
 from headway.core.step_time import DecodePace
 from headway.settings import SchedulerSettings
+
+_LEAVE = float(os.environ.get("LEAVE", "1"))
 
 
 class Forecast(NamedTuple):
@@ -88,7 +92,7 @@ class Forecaster:
         passes = config.short_prompt_share > 0 and not policy.divides_steps
         self._passing_share = config.short_prompt_share / (1.0 + config.short_prompt_share) if passes else 0.0
         self._departures: Departures | None = None
-        self._departures_at = (-1, -1)  # the number of plans, and of running requests, for which they were computed
+        self._departures_at = (-1, -1, -1)  # for how many plans, running requests, and fresh ones they were computed
 
     def note_arrival(self, request: Request, *, now_s: float) -> None:
         """Note that a request is queued. A fork computes almost nothing, since it finds its tokens in the cache."""
@@ -107,7 +111,7 @@ class Forecaster:
         """Return what to expect of a request that is not queued yet. `None` if it is not known how long steps take, or
         how long answers are and requests must leave before it; if its blocks come from elsewhere; and for schedulers
         that are not continuous."""
-        if not self._can_foresee or request.options.blocks_at or self._pace.step_time.per_token_s is None:
+        if not self._can_foresee or request.options.blocks_at or self._token_s is None:
             return None
         num_own = max(1, request.num_tokens - self._num_cached(request))
         ahead = self._policy.ahead_of(request, self._live.totals)
@@ -126,6 +130,12 @@ class Forecaster:
 
     # ---- what there is --------------------------------------------------------------------------------------------
 
+    @property
+    def _token_s(self) -> float | None:
+        """The seconds that a prompt token adds to a step."""
+        measured_s = self._pace.prompt_token_time.seconds
+        return self._pace.step_time.per_token_s if measured_s is None else measured_s
+
     def _num_cached(self, request: Request) -> int:
         return self._kv_cache.num_cached_tokens(request) if request.reads_cache else 0
 
@@ -136,7 +146,7 @@ class Forecaster:
 
     def _in_flight_s(self) -> float:
         """Return how long the steps in flight take, which were planned without the newcomer."""
-        token_s, seconds = self._pace.step_time.per_token_s or 0.0, 0.0
+        token_s, seconds = self._token_s or 0.0, 0.0
         for step in self._in_flight:
             num_rows = len(step.output.scheduled)
             seconds += self._pace.decode_s(num_rows) + token_s * (step.output.num_scheduled_tokens - num_rows)
@@ -147,12 +157,13 @@ class Forecaster:
     def _until_computed(self, batch: _Batch, ahead: Waiting, num_own: int, *, now_s: float) -> tuple[float, float]:
         """Return how many steps it takes to compute the prompts ahead and the request's own, and how many seconds."""
         pace = self._pace
-        token_s, target_s = pace.step_time.per_token_s or 0.0, self._policy.pace_s(pace.target_s)
+        token_s, target_s = self._token_s or 0.0, self._policy.pace_s(pace.target_s)
         num_left = float(batch.num_prompt_tokens + ahead.num_tokens + num_own)
         num_each = num_left / (1 + len(batch.prompts) + ahead.num_requests)
         num_behind, arriving = self._live.totals.num_tokens - ahead.num_tokens, self._arrivals.per_second(now_s)
         num_decodes, num_late_allowed = float(batch.num_decodes), pace.num_late_allowed
         num_in_order = num_passed = num_steps = seconds = 0.0  # tokens computed in order, and by passing
+        ended_share = min(1.0, 1.0 / (self.answers.mean_tokens or math.inf)) * _LEAVE
         most_short, lanes = 0, _Lanes(0.0, 0.0)
         for number in range(self._MOST_ROUNDS):
             room = pace.foresee(
@@ -186,8 +197,8 @@ class Forecaster:
             has_passed = num_passing and lanes.num_short * (1 - done) - num_passed + num_own <= 0
             if num_left < 1.0 or has_passed:
                 break
-            num_decodes += at_once * num_computed / num_each
-            num_decodes = min(num_decodes, self._live.num_seats)
+            num_decodes += at_once * (num_computed / num_each - num_decodes * ended_share)
+            num_decodes = max(0.0, min(num_decodes, self._live.num_seats))
         return num_steps, seconds
 
     def _lanes(self, batch: _Batch, ahead: Waiting, most_short: int) -> _Lanes:
@@ -217,17 +228,20 @@ class Forecaster:
     ) -> float | None:
         """Return the seconds until so many requests have left and the newcomer's prompt is computed; `None` if nothing
         is known about the length of answers."""
-        departures = self._known_departures()
+        num_fresh = min(self._live.num_free_seats, ahead.num_requests)
+        departures = self._known_departures(num_fresh)
         if departures is None:
             return None
-        pace, num_running = self._pace, len(self._live.running)
+        pace, num_running = self._pace, len(self._live.running) + num_fresh
         num_steps = max(after_steps, departures.steps_until(num_leaving) + 1.0)
         num_tokens = batch.num_prompt_tokens + ahead.num_tokens + num_own
-        return num_steps * pace.decode_s(num_running) + num_tokens * (pace.step_time.per_token_s or 0.0)
+        return num_steps * pace.decode_s(num_running) + num_tokens * (self._token_s or 0.0)
 
-    def _known_departures(self) -> Departures | None:
-        """Return the departures from the present batch, which are computed at most once for each step."""
-        at = (self._live.num_plans, len(self._live.running))
+    def _known_departures(self, num_fresh: int) -> Departures | None:
+        """Return the departures from the present batch, with this many of the queue in its free seats. They are
+        computed about once for each step."""
+        at = (self._live.num_plans, len(self._live.running), num_fresh)
         if at != self._departures_at:
-            self._departures, self._departures_at = self.answers.departures(self._live.running), at
+            self._departures = self.answers.departures(self._live.running, num_fresh=num_fresh)
+            self._departures_at = at
         return self._departures
