@@ -17,7 +17,7 @@ from quantized_gemm import timed
 from headway.attention.base import AttentionBatch
 from headway.attention.triton_paged import NUM_PARTS, TritonPagedAttention
 from headway.kv.layer_cache import LayerKVCache
-from headway_lab.bench.floors import measure_ceilings
+from headway.worker.ceilings import measure_ceilings
 
 HEAD_DIM, BLOCK = 128, 64
 PAST_CACHE_BYTES, CACHE_BYTES = 250e6, 4e9

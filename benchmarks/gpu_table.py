@@ -16,8 +16,10 @@ from shape_flags import shape_options, shape_parser
 
 from headway.config import COLLECTIVES, OFFLINE_OPTIONS, EngineConfig
 from headway.engine.llm_engine import LLMEngine
+from headway.worker.ceilings import measure_ceilings
+from headway.worker.step_costs import planned_costs
 from headway_lab.bench.environment import measure_start_up
-from headway_lab.bench.floors import measure_ceilings, planned_costs, work_floor
+from headway_lab.bench.floors import work_floor
 from headway_lab.bench.offline_bench import SCENARIO_TEMPERATURE, SCENARIOS
 from headway_lab.bench.replay import run_round
 

@@ -14,7 +14,8 @@ from shape_flags import shape_options, shape_parser
 
 from headway.config import OFFLINE_OPTIONS, EngineConfig
 from headway.engine.llm_engine import LLMEngine
-from headway_lab.bench.floors import measure_ceilings, planned_costs
+from headway.worker.ceilings import measure_ceilings
+from headway.worker.step_costs import planned_costs
 from headway_lab.bench.offline_bench import SCENARIO_TEMPERATURE
 from headway_lab.bench.online_metrics import OnlineMetrics
 from headway_lab.bench.replay import replay

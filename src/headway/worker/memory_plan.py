@@ -43,6 +43,8 @@ class MemoryPlan:
     max_model_len: int
     step_weight_bytes: int = 0
     """Bytes of the weights that every step multiplies with, without the table of embeddings."""
+    output_weight_bytes: int = 0
+    """The part of `step_weight_bytes` that belongs to the output projection."""
     num_host_slots: int = 0
     """The number of slots for blocks besides the cache, in host memory, or on the device if blocks only arrive."""
     has_device_slots: bool = False
@@ -130,6 +132,7 @@ def plan_memory(
     draft: DecoderConfig | None = None,
     weight_bytes: int,
     step_weight_bytes: int,
+    output_weight_bytes: int,
     max_num_seqs: int,
     max_model_len: int | None,
     free_bytes: int | None,
@@ -163,6 +166,7 @@ def plan_memory(
         dtype=str(formats),
         weight_bytes=weight_bytes,
         step_weight_bytes=step_weight_bytes,
+        output_weight_bytes=output_weight_bytes,
         kv_dtype=formats.kv_format.name,
         num_blocks=num_blocks,
         block_size=cache.block_size,

@@ -159,6 +159,7 @@ class ModelWorker:
             draft=None if draft is None else draft.config,
             weight_bytes=decoder.num_bytes + (0 if draft is None else draft.num_bytes),
             step_weight_bytes=decoder.num_step_bytes,
+            output_weight_bytes=decoder.lm_head.num_bytes,
             max_num_seqs=config.scheduler.max_num_seqs,
             max_model_len=config.model.max_model_len,
             free_bytes=free_bytes,

@@ -8,11 +8,10 @@ Generating is bound by bytes, reading prompts by arithmetic. So
 
 with
 
-    W   bytes of all weights that a step multiplies with: every layer and the output projection, not the embedding table
-        (of which a step reads one row per token)
-    K   bytes of keys and values of one token, over all layers
     c   tokens in the cache of all running requests at that step
-    L   prompt length;  P  weights in the layers;  q  query width (heads × head size);  V, H  vocabulary and hidden size
+    L   prompt length
+
+and the model's costs `W`, `K`, `P`, `q`, `V` and `H` as `headway.models.costs` defines them.
 
 The three terms of a prompt are its linear layers, its causal attention (query·key and weight·value, 2 flops per
 multiply-add, half of the square), and the output projection of its last token.
@@ -21,8 +20,7 @@ The steps are counted out: as many requests as may run at once start together; t
 prompt, each later one takes a step; when one has ended the next takes its place. A request with o tokens of output thus
 takes part in o - 1 steps, and at the i-th of them has L + i tokens in the cache.
 
-The ceilings, bytes moved by a copy and flops of a large matmul, are measured within a second rather than looked up, so
-that a floor means the same on a data-centre GPU and on two cores of a laptop.
+The bandwidth and the rate are measured (`headway.worker.ceilings`).
 
 The floor ignores that the arithmetic of prompts could overlap with the bytes of a decode step, and that a cache may be
 too small for all requests. It assumes perfect overlap of everything else.
@@ -31,171 +29,12 @@ too small for all requests. It assumes perfect overlap of everything else.
 from __future__ import annotations
 
 import heapq
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from headway.models.decoder_config import DecoderConfig
+from headway.models.costs import ModelCosts
+from headway.worker.ceilings import Ceilings
 from headway_lab.bench.timelines import RequestTimeline, RoundTimes
 from headway_lab.workload.bench_requests import BenchRequest, Work
-
-if TYPE_CHECKING:
-    import torch
-
-    from headway.worker.memory_plan import MemoryPlan
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """The two ceilings of a device."""
-
-    bandwidth_bytes_s: float
-    """Bytes read plus bytes written by a copy."""
-    flops_s: float
-    """Flops of a large square matmul, counted as 2 per multiply-add."""
-    matmul_dtype: str = "bfloat16"
-
-    def __str__(self) -> str:
-        rate = f"{self.flops_s / 1e12:,.1f} TFLOP/s" if self.flops_s >= 1e12 else f"{self.flops_s / 1e9:,.1f} GFLOP/s"
-        return f"copy {self.bandwidth_bytes_s / 1e9:,.1f} GB/s · {self.matmul_dtype} matmul {rate}"
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """The sizes of a measurement: large enough to reach the ceiling, small enough for a second."""
-
-    copy_bytes: int
-    matmul_width: int
-    num_runs: int
-    """Runs of a measurement, of which the fastest counts."""
-    calls_per_run: int
-
-
-_CUDA_SIZES = _Sizes(copy_bytes=2**30, matmul_width=8192, num_runs=5, calls_per_run=5)
-_CPU_SIZES = _Sizes(copy_bytes=2**26, matmul_width=1024, num_runs=6, calls_per_run=1)
-
-
-def measure_ceilings(device_name: str, dtype_name: str) -> Ceilings:
-    """Measure the ceilings. The matmul is in the number format in which the model multiplies prompts, the plan's
-    `dtype`."""
-    import torch
-
-    device = torch.device(device_name)
-    sizes = _CUDA_SIZES if device.type == "cuda" else _CPU_SIZES
-    weights, _, activations = dtype_name.rpartition(" weights, ")
-    dtype_name = "float32" if device.type == "cpu" else activations.removesuffix(" activations")
-    is_fp8 = weights.lower().startswith("fp8") and device.type == "cuda" and dtype_name != "float32"
-    with torch.inference_mode():
-        bandwidth = _copy_bandwidth(device, sizes)
-        if is_fp8:
-            dtype_name, flops = "fp8", _fp8_flops(device, sizes)
-        else:
-            flops = _matmul_flops(device, getattr(torch, dtype_name), sizes)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    return Ceilings(bandwidth, flops, dtype_name)
-
-
-def _copy_bandwidth(device: torch.device, sizes: _Sizes) -> float:
-    import torch
-
-    num_bytes = sizes.copy_bytes
-    if device.type == "cuda":
-        # The engine has taken most of the memory.
-        num_bytes = min(num_bytes, torch.cuda.mem_get_info(device)[0] // 4)
-    source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / _best_seconds(lambda: target.copy_(source), device, sizes)
-
-
-def _matmul_flops(device: torch.device, dtype: torch.dtype, sizes: _Sizes) -> float:
-    import torch
-
-    width = sizes.matmul_width
-    # Random numbers: a matmul of zeros draws less power and runs faster than any real one.
-    left, right = (torch.randn(width, width, dtype=dtype, device=device) for _ in range(2))
-    out = torch.empty_like(left)
-    return 2.0 * width**3 / _best_seconds(lambda: torch.matmul(left, right, out=out), device, sizes)
-
-
-def _fp8_flops(device: torch.device, sizes: _Sizes) -> float:
-    import torch
-
-    width = sizes.matmul_width
-    left, right = (torch.randn(width, width, device=device).to(torch.float8_e4m3fn) for _ in range(2))
-    rows, columns = torch.ones(width, 1, device=device), torch.ones(1, width, device=device)
-
-    def multiply() -> object:
-        return torch._scaled_mm(left, right.t(), rows, columns, out_dtype=torch.bfloat16, use_fast_accum=True)
-
-    return 2.0 * width**3 / _best_seconds(multiply, device, sizes)
-
-
-def _best_seconds(call: Callable[[], object], device: torch.device, sizes: _Sizes) -> float:
-    """Seconds of one call, in the fastest of several runs."""
-    _wait_for(device)
-    call()
-    best = float("inf")
-    for _ in range(sizes.num_runs):
-        _wait_for(device)
-        started_s = time.perf_counter()
-        for _ in range(sizes.calls_per_run):
-            call()
-        _wait_for(device)
-        best = min(best, (time.perf_counter() - started_s) / sizes.calls_per_run)
-    return best
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        import torch
-
-        torch.cuda.synchronize(device)
-
-
-@dataclass(frozen=True)
-class ModelCosts:
-    """What one model costs per step and per token: `W`, `K` and the terms of a prompt, as in the formula above."""
-
-    weight_bytes: float
-    kv_bytes_per_token: float
-    linear_flops_per_token: float
-    attention_flops_per_pair: float
-    """Flops for one query and one key, over all layers and heads."""
-    output_flops: float
-    """The output projection of one token."""
-
-    def prompt_flops(self, length: int) -> float:
-        """The arithmetic of a whole prompt."""
-        pairs = length * (length + 1) / 2
-        return self.linear_flops_per_token * length + self.attention_flops_per_pair * pairs + self.output_flops
-
-
-def model_costs(model: DecoderConfig, *, bytes_per_weight: float, kv_bytes_per_token: float) -> ModelCosts:
-    """The costs of a model. Norms and biases, less than a thousandth of the weights, are left out."""
-    layer = model.hidden_size * (model.qkv_size + model.q_size + 3 * model.intermediate_size)
-    layers = layer * model.num_layers
-    output = model.vocab_size * model.hidden_size
-    return ModelCosts(
-        weight_bytes=(layers + output) * bytes_per_weight,
-        kv_bytes_per_token=kv_bytes_per_token,
-        linear_flops_per_token=2.0 * layers,
-        attention_flops_per_pair=4.0 * model.q_size * model.num_layers,
-        output_flops=2.0 * output,
-    )
-
-
-def planned_costs(model: DecoderConfig, plan: MemoryPlan) -> ModelCosts:
-    """The costs of a model, or of one rank's part, in the number formats that an engine runs it with."""
-    costs = model_costs(model, bytes_per_weight=1.0, kv_bytes_per_token=plan.bytes_per_block / plan.block_size)
-    return replace(
-        costs,
-        weight_bytes=plan.step_weight_bytes,
-        linear_flops_per_token=costs.linear_flops_per_token / plan.num_ranks,
-        attention_flops_per_pair=costs.attention_flops_per_pair / plan.num_ranks,
-        output_flops=costs.output_flops / plan.num_ranks,
-    )
 
 
 @dataclass(frozen=True)

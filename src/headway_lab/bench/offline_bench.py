@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from headway.engine.llm_engine import LLMEngine
-    from headway_lab.bench.floors import Ceilings
+    from headway.worker.ceilings import Ceilings
     from headway_lab.bench.offline_report import Setting
     from headway_lab.bench.online_metrics import OnlineMetrics
     from headway_lab.bench.replay import Round
@@ -202,8 +202,8 @@ def run_job(arguments: argparse.Namespace, job: Job) -> int:
     from rich.console import Console
 
     from headway.console.loading import load_engine, model_title, stderr_console
+    from headway.worker.ceilings import measure_ceilings
     from headway_lab.bench.environment import measure_start_up
-    from headway_lab.bench.floors import measure_ceilings
     from headway_lab.bench.offline_report import describe_setting, print_setting
 
     engine = load_engine(config, stderr_console(), quiet=True)
@@ -246,7 +246,8 @@ class _Run:
 
     def batch(self) -> int:
         """Run rounds in which everything is there at once, and return the exit code."""
-        from headway_lab.bench.floors import planned_costs, work_floor
+        from headway.worker.step_costs import planned_costs
+        from headway_lab.bench.floors import work_floor
         from headway_lab.bench.offline_report import print_rounds
         from headway_lab.bench.replay import run_round
 
@@ -273,7 +274,8 @@ class _Run:
 
     def online(self) -> int:
         """Run rounds in which requests arrive as in a trace, and return the exit code."""
-        from headway_lab.bench.floors import planned_costs, timeline_alone
+        from headway.worker.step_costs import planned_costs
+        from headway_lab.bench.floors import timeline_alone
         from headway_lab.bench.offline_report import print_online
         from headway_lab.bench.online_metrics import OnlineMetrics
         from headway_lab.bench.replay import replay

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from headway import __version__
+from headway.worker.ceilings import Ceilings
 from headway_lab.bench.environment import StartUp, device_name
-from headway_lab.bench.floors import Ceilings
 from headway_lab.bench.online_metrics import SHOWN_PERCENTILES, OnlineMetrics
 from headway_lab.bench.timelines import Measure, RoundTimes, best_of
 

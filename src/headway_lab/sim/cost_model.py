@@ -27,17 +27,14 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway.core import SchedulerOutput
+from headway.core.step_work import STEP_KINDS, StepKind, StepWork
 from headway.errors import ConfigError
-
-StepKind = Literal["decode", "mixed", "prefill"]
-STEP_KINDS: tuple[StepKind, ...] = ("decode", "mixed", "prefill")
-"""decode: one token for each request; mixed: prompt chunks beside those; prefill: prompt chunks only."""
 
 ROW_KNEES = (0, 8, 32, 64, 128)
 TOKEN_KNEES = (0, 32, 64, 128, 256, 512, 1024, 2048)
@@ -63,55 +60,6 @@ _NUM_ROUNDS = 12  # of the fit, each weighing the steps by the error of the roun
 _SMALL_DEVIATION = 0.02
 _NUM_QUANTILES = 201  # of the spread; far apart, a single slow step would stretch the whole last part
 _TABLE_SIZE = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class StepWork:
-    """The size of a step."""
-
-    num_tokens: int
-    num_rows: int
-    """Requests in the step; one that verifies drafted tokens counts once for each of its tokens."""
-    num_sampled: int
-    """Requests for which the step samples a token."""
-    num_context_tokens: int
-    """Keys and values that single tokens read: one for each token of their contexts."""
-    num_chunks: int = 0
-    """Requests that compute more than one token."""
-    num_chunk_pairs: float = 0.0
-    """Pairs of tokens that chunks compare."""
-    num_moved_blocks: int = 0
-
-    @staticmethod
-    def of(output: SchedulerOutput) -> StepWork:
-        scheduled, moves = output.scheduled, output.moves
-        num_rows, num_tokens = len(scheduled), output.num_scheduled_tokens
-        num_moved = len(moves.moved_out) + len(moves.copied) + len(moves.moved_in)
-        if num_tokens == num_rows:  # nearly always
-            context = sum([share.num_computed_tokens for share in scheduled]) + num_rows
-            return StepWork(num_tokens, num_rows, num_rows, context, num_moved_blocks=num_moved)
-        context = num_chunks = num_sampled = 0
-        pairs = 0.0
-        for share in scheduled:
-            own_tokens = share.num_tokens
-            num_sampled += share.samples
-            if own_tokens == 1:
-                context += share.num_computed_tokens + 1
-            elif share.drafts:  # each of its tokens is like that of a request of its own
-                num_drafts = own_tokens - 1
-                num_rows += num_drafts
-                num_sampled += num_drafts
-                context += own_tokens * (share.num_computed_tokens + 1) + num_drafts * own_tokens // 2
-            else:
-                num_chunks += 1
-                pairs += own_tokens * (share.num_computed_tokens + 0.5 * own_tokens)
-        return StepWork(num_tokens, num_rows, num_sampled, context, num_chunks, pairs, num_moved)
-
-    @property
-    def kind(self) -> StepKind:
-        if not self.num_chunks:
-            return "decode"
-        return "mixed" if self.num_chunks < self.num_rows else "prefill"
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from headway.core import Request, SchedulerOutput
 from headway.core.create import create_scheduler
 from headway.core.forecast.answers import RecentAnswers
 from headway.core.kv.cache_report import CacheChanges, CacheReport
+from headway.core.step_work import StepWork
 from headway.engine.engine_core import CoreStep, EngineCore
 from headway.executor.simulated import Arrivals, SimulatedExecutor, SimulatedTransfers, StepTime, VirtualClock
 from headway.settings import CacheSettings, SchedulerSettings
 from headway_lab.sim.calibration import Machine
-from headway_lab.sim.cost_model import StepWork
 
 if TYPE_CHECKING:
     pass

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from headway.core.step_work import StepWork
 from headway_lab.bench.forecast_errors import ForecastErrors
 from headway_lab.bench.timelines import percentile
 from headway_lab.sim.calibration import Calibration, Machine
-from headway_lab.sim.cost_model import StepWork
 from headway_lab.sim.sim_accuracy import Check, percent_text
 from headway_lab.sim.simulate import Simulation
 from headway_lab.sim.step_timing import WINDOW_S

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from headway.config import CacheConfig
 from headway.core import Request, RequestStatus, RequestUpdate, Scheduler, SchedulerOutput
 from headway.core.kv.cache_report import CacheReport
+from headway.core.step_work import StepWork
 from headway.engine.engine_core import CoreStep
 from headway.errors import ConfigError
 from headway.front.roles import PrefillChoice, Roles, computes_elsewhere
@@ -32,7 +33,6 @@ from headway.settings import CacheSettings, SchedulerSettings
 from headway_lab.bench.replay import Agenda
 from headway_lab.bench.timelines import BatchSample, RequestTimeline, SampleLog, sample_of
 from headway_lab.sim.calibration import Machine
-from headway_lab.sim.cost_model import StepWork
 from headway_lab.sim.replica import Replica, Variation
 from headway_lab.workload.bench_requests import BenchRequest
 

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.kv.moves import BlockMoves
 from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
-from headway_lab.sim.cost_model import CostModel, StepWork
+from headway.core.step_work import StepWork
+from headway_lab.sim.cost_model import CostModel
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine

@@ -7,16 +7,10 @@ import random
 import pytest
 
 from headway.loader.dummy import BUILTIN_SHAPES
+from headway.models.costs import ModelCosts, model_costs
 from headway.models.hf_config import config_from_hf
-from headway_lab.bench.floors import (
-    Ceilings,
-    ModelCosts,
-    count_decode_steps,
-    measure_ceilings,
-    model_costs,
-    timeline_alone,
-    work_floor,
-)
+from headway.worker.ceilings import Ceilings
+from headway_lab.bench.floors import count_decode_steps, timeline_alone, work_floor
 from headway_lab.bench.offline_bench import SCENARIOS
 from headway_lab.bench.timelines import RoundTimes
 from headway_lab.workload.bench_requests import BenchRequest
@@ -77,14 +71,6 @@ def test_decode_steps_equal_those_counted_one_by_one(max_num_seqs: int) -> None:
     assert (steps.num_steps, steps.num_cached_tokens) == (num_steps, num_cached_tokens)
 
 
-def test_costs_of_a_shape_by_hand() -> None:
-    costs = shape_costs("llama31-8b")
-    layers = 32 * (4096 * (6144 + 4096) + 3 * 4096 * 14336)
-    assert costs.weight_bytes == 2 * (layers + 4096 * 128_256)
-    assert costs.kv_bytes_per_token == 2 * 32 * 1024 * 2
-    assert costs.prompt_flops(3) == 2 * layers * 3 + 4 * 4096 * 32 * 6 + 2 * 4096 * 128_256
-
-
 def test_alone_on_the_machine_a_request_takes_its_own_floor() -> None:
     costs, ceilings = shape_costs("qwen3-0.6b"), Ceilings(COPY_BANDWIDTH, MATMUL_RATE)
     request = BenchRequest([0] * 2000, 9, arrival_s=4.0)
@@ -95,11 +81,3 @@ def test_alone_on_the_machine_a_request_takes_its_own_floor() -> None:
     assert timeline.e2e_s == pytest.approx(floor.times.elapsed_s)
     short = timeline_alone(BenchRequest([0], 1), costs, ceilings)
     assert short.ttft_s == pytest.approx(costs.weight_bytes / COPY_BANDWIDTH)
-
-
-def test_the_machine_has_ceilings() -> None:
-    ceilings = measure_ceilings("cpu", "int8 weights, float32 activations")
-    assert ceilings.matmul_dtype == "float32"
-    assert 1e8 < ceilings.bandwidth_bytes_s < 1e13
-    assert 1e8 < ceilings.flops_s < 1e15
-    assert "float32 matmul" in str(ceilings)

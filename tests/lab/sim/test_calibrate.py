@@ -61,7 +61,7 @@ def test_it_finds_what_steps_cost_and_leaves_the_engine_as_it_was() -> None:
     assert (found.num_blocks, found.block_size, found.max_model_len, found.overlap) == (256, 8, 256, False)
     assert found.scheduler["max_num_seqs"] == 16
     # Other processes only make steps longer.
-    from headway_lab.sim import StepWork
+    from headway.core.step_work import StepWork
 
     assert found.cost.seconds(StepWork(100, 1, 1, 0, 1, 5000.0)) >= 0.8 * (STEP_S + 100 * TOKEN_S)
     assert found.cost.seconds(StepWork(8, 8, 8, 80)) >= 0.8 * (STEP_S + 8 * TOKEN_S)

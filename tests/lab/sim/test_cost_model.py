@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import statistics
 
@@ -10,8 +11,9 @@ import pytest
 
 from headway.core import ScheduledRequest, SchedulerOutput
 from headway.core.kv.moves import BlockMoves
+from headway.core.step_work import StepWork
 from headway.errors import ConfigError
-from headway_lab.sim import CostModel, StepWork
+from headway_lab.sim import CostModel
 from headway_lab.sim.cost_model import TERMS, non_negative_least_squares
 
 
@@ -105,6 +107,7 @@ def test_the_work_of_a_planned_step() -> None:
         num_chunks=1,
         num_chunk_pairs=250.0,
         num_moved_blocks=3,
+        num_shared_reads=30,
     )
     assert work.kind == "mixed"
     assert CostModel.of_terms(tokens_over_0=1.0).step_s(output) == 11.0
@@ -170,5 +173,6 @@ def test_each_guess_is_like_a_request_of_its_own() -> None:
     drafting = (ScheduledRequest("a", 3, 10, (), True, (5, 6)), ScheduledRequest("b", 1, 4, (), True))
     work = StepWork.of(SchedulerOutput(0, (), drafting, (), (), num_scheduled_tokens=4))
     apart = tuple(ScheduledRequest(str(place), 1, computed, (), True) for place, computed in enumerate((10, 11, 12, 4)))
-    assert work == StepWork.of(SchedulerOutput(0, (), apart, (), (), num_scheduled_tokens=4))
+    alike = StepWork.of(SchedulerOutput(0, (), apart, (), (), num_scheduled_tokens=4))
+    assert work == dataclasses.replace(alike, num_shared_reads=13 - (11 + 12 + 13))
     assert work.kind == "decode"

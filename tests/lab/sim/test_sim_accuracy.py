@@ -16,12 +16,12 @@ import pytest
 
 from headway.config import EngineConfig
 from headway.core import SchedulerOutput
+from headway.core.step_work import StepWork
 from headway.engine.llm_engine import LLMEngine
 from headway.executor.simulated import SimulatedExecutor, VirtualClock
 from headway_lab.bench.online_metrics import OnlineMetrics
 from headway_lab.bench.timelines import RequestTimeline
 from headway_lab.sim.calibration_run import calibrate
-from headway_lab.sim.cost_model import StepWork
 from headway_lab.sim.sim_accuracy import ErrorRow, check, error_rows, percent_text, rate_at_once
 from headway_lab.sim.step_timing import WINDOW_S, SpeedProfile, StepSample
 from headway_lab.workload.bench_requests import BenchRequest

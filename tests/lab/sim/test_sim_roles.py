@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from headway.config import CacheConfig, SchedulerConfig
+from headway.core.step_work import StepWork
 from headway.errors import ConfigError
 from headway.front.roles import Roles
 from headway.front.router import ROUTERS
-from headway_lab.sim import CostModel, Machine, Simulation, StepWork, simulate
+from headway_lab.sim import CostModel, Machine, Simulation, simulate
 from headway_lab.sim.cost_model import Link, Ranks
 from headway_lab.sim.replica import Replica
 from headway_lab.workload.bench_requests import BenchRequest

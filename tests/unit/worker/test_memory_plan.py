@@ -51,6 +51,7 @@ def plan(
         ),
         weight_bytes=1000,
         step_weight_bytes=900,
+        output_weight_bytes=100,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=config.model.max_model_len,
         free_bytes=free_bytes,
