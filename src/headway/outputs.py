@@ -38,6 +38,12 @@ LogprobsOfOnePosition = dict[int, Logprob]
 """Token id → its logprob: the chosen (or given) token first, then the most likely ones in order."""
 
 
+def forecast_error(expected_s: float, actual_s: float, *, least_s: float = 0.2) -> float:
+    """Return the error of a forecast wait as a share of the actual one; above 0 if less was waited than expected. It is
+    never divided by less than `least_s`: in a shorter wait some milliseconds mean little."""
+    return (expected_s - actual_s) / max(actual_s, least_s)
+
+
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
     """The times of one request's events, on the engine's clock (seconds), and its preemptions."""

@@ -46,6 +46,7 @@ def _check_places(scheduler: Scheduler) -> None:
     num_computed = sum(request.num_computed_tokens for request in scheduler.in_batch)
     assert num_computed == live.num_computed_tokens, "the sum of computed tokens is wrong"
     live.waiting.check_invariants()
+    live.totals.check_invariants({*waiting, *live.fetching.requests})
 
 
 def _check_in_flight(scheduler: Scheduler) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from headway.core.fetching import FetchingRequests
+from headway.core.forecast.waiting_totals import WaitingTotals
 from headway.core.kv.manager import KVCacheManager
 from headway.core.policy import SchedulingPolicy
 from headway.core.queue import WaitingQueue
@@ -54,6 +55,10 @@ class LiveRequests:
         self.fetching = FetchingRequests(
             waiting=waiting, kv_cache=kv_cache, step_time=policy.view.pace.step_time, most=config.max_num_seqs
         )
+        self.totals = WaitingTotals(policy.rank)
+        """The sums of the requests that wait or fetch."""
+        self.num_plans = 0
+        """How many steps have been planned, empty ones included."""
         self.by_id: dict[str, Request] = {}
         self.now_s = 0.0
         """The time at which the step is planned."""
@@ -81,6 +86,7 @@ class LiveRequests:
     def advance(self, now_s: float) -> None:
         """Set the time of the step that is being planned."""
         self.now_s = now_s
+        self.num_plans += 1
         if self.fetching.requests:
             self.fetching.advance(now_s)
         self.waiting.advance(now_s)
@@ -117,6 +123,7 @@ class LiveRequests:
             self.last_joined_s = now_s
         self.by_id[request.request_id] = request
         self.waiting.push(request)
+        self.totals.add(request)
 
     def fetch(self, request: Request) -> bool:
         """Let a waiting request wait for remote blocks, if it should. Returns whether it has left the queue."""
@@ -129,6 +136,7 @@ class LiveRequests:
         """Move a waiting request into the batch. Returns the record of it for the runner."""
         order = (self._policy.key(request), request.order_index, request.arrival_index)
         self.waiting.admit(request)
+        self.totals.remove(request)
         self.num_skips.pop(request, None)
         block_ids, num_computed_tokens = self._kv_cache.admit(
             request,
@@ -164,6 +172,7 @@ class LiveRequests:
         self._kv_cache.free(request)
         self._preempted_request_ids.append(request.request_id)
         self.waiting.push(request)
+        self.totals.add(request)
 
     def finish(self, request_id: str, status: RequestStatus) -> Request:
         """End a request in any state and free its blocks at once. What it has computed stays cached, unless it has
@@ -178,6 +187,7 @@ class LiveRequests:
             self.forget(request, keep=status is not RequestStatus.FINISHED_ERROR)
             return request
         del self.by_id[request_id]
+        self.totals.remove(request)
         if old_status is RequestStatus.FETCHING:
             self.fetching.remove(request)
         else:

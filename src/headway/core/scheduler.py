@@ -14,6 +14,7 @@ tokens that it will sample already count as theirs (see `Request`). The result o
     admission       which waiting requests enter the batch, and which running ones are displaced for them
     landing         steps in flight, and what their results change
     speculation     which requests verify drafts, and how many tokens of them
+    forecast        how long a request will wait for its first token
     eras            schedulers without continuous batching or chunked prefill, for comparisons
 
 The schedule depends only on the calls: arrivals, aborts, results, and how long steps took. There is no clock and no
@@ -27,6 +28,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from headway.core.admission import Admission
+from headway.core.forecast.forecaster import Forecaster
 from headway.core.kv.manager import KVCacheManager
 from headway.core.landing import Landing, LaunchedStep
 from headway.core.live_requests import LiveRequests
@@ -77,6 +79,14 @@ class Scheduler:
             live=self.live,
             verifier=self.speculation,
             finish=self.finish_request,
+        )
+        self.forecaster = Forecaster(
+            config,
+            kv_cache=kv_cache,
+            live=self.live,
+            policy=self.policy,
+            pace=self.pace,
+            in_flight=self.landing.in_flight,
         )
         self._shares = ShareAllocator(
             kv_cache=kv_cache, policy=self.policy, live=self.live, landing=self.landing, can_enter=self.can_enter
@@ -159,7 +169,9 @@ class Scheduler:
         if request.request_id in self.live.by_id:
             raise InvalidRequestError(f"Request id '{request.request_id}' is already in use.", param="request_id")
         self.check_fits(request)
-        self.live.add(request, now_s=self.live.now_s if now_s is None else now_s)
+        now_s = self.live.now_s if now_s is None else now_s
+        self.live.add(request, now_s=now_s)
+        self.forecaster.note_arrival(request, now_s=now_s)
 
     def check_fits(self, request: Request) -> None:
         """Raise `RequestTooLargeError` if a request could never run to its end, however long it waits."""
@@ -176,7 +188,9 @@ class Scheduler:
 
         If a step with this request is in flight, the step's result for the request is dropped.
         """
-        return self.live.finish(request_id, status)
+        request = self.live.finish(request_id, status)
+        self.forecaster.note_end(request, status)
+        return request
 
     def fetch_done(self, digest: bytes, ok: bool, *, seconds: float = 0.0) -> None:
         """Note that a planned fetch has ended after `seconds`. If `ok`, the block is in its slot. Every planned fetch

@@ -1,6 +1,7 @@
 """Learns how long steps take, and decides how many prompt tokens the next step may compute beside its decodes.
 
     DecodeTime      the duration of a step that only decodes, by its number of requests
+    PromptTokenTime what a prompt token adds to a step, over all steps with prompts
     StepTimeModel   a step's duration by its number of prompt tokens
     DecodePace      how many prompt tokens the next step may have
 
@@ -10,6 +11,7 @@ There is no clock here: durations are arguments, so the same durations give the 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from headway.core.tuning import STEP_TIME
 
@@ -71,6 +73,33 @@ class DecodeTime:
             self._base_s, self._row_s = self._s / self._num, 0.0
         elif self._base_s < 0.0:
             self._base_s, self._row_s = 0.0, self._rows_s / self._rows_squared
+
+
+class PromptTokenTime:
+    """What a prompt token adds to the time of a step's decodes, as a mean over the last steps with prompt tokens.
+
+    Unlike `StepTimeModel` it has no tokens that cost nothing, and it remembers more: a mean is needed to say how long
+    many prompts will take, and not how long the next step will.
+    """
+
+    _HORIZON_TOKENS = 8192  # a mean over about this many prompt tokens
+
+    def __init__(self) -> None:
+        self._num_tokens = self._s = 0.0
+
+    @property
+    def seconds(self) -> float | None:
+        """The time that a prompt token adds; `None` before any step with prompt tokens."""
+        return max(0.0, self._s) / self._num_tokens if self._num_tokens else None
+
+    def observe(self, num_tokens: int, added_s: float) -> None:
+        """Learn from a step with this many prompt tokens, which took `added_s` longer than its decodes alone."""
+        expected_s = (self.seconds or 0.0) * num_tokens
+        if expected_s:
+            added_s = min(added_s, STEP_TIME.most_times_expected * expected_s)
+        kept = self._HORIZON_TOKENS / (self._HORIZON_TOKENS + num_tokens)
+        self._num_tokens = kept * self._num_tokens + num_tokens
+        self._s = kept * self._s + added_s
 
 
 class StepTimeModel:
@@ -163,6 +192,14 @@ class StepTimeModel:
         return self._duration_s / (self._num_tokens + self.TOKENS_PER_BASE * self._num_steps)
 
 
+class PromptRoom(NamedTuple):
+    """How many prompt tokens a step may have beside its decodes."""
+
+    num_tokens: int
+    is_late: bool
+    """Whether its decodes miss their target for the sake of the backlog."""
+
+
 class DecodePace:
     """Decides how many prompt tokens a step may compute, so that decoding requests keep their target inter-token time.
 
@@ -201,6 +238,7 @@ class DecodePace:
         self._full_tokens = min(full_tokens, max_tokens)
         self.step_time = StepTimeModel(max_tokens=max_tokens)
         self.decode_time = DecodeTime()
+        self.prompt_token_time = PromptTokenTime()
         self._max_tokens = max_tokens
         self._num_late_allowed = 0.0
 
@@ -209,28 +247,55 @@ class DecodePace:
     ) -> int:
         """Return how many prompt tokens the next step may have beside its decodes. Whatever the backlog, they keep it
         within `limit_s`. Call it once for each step that could have prompt tokens, since it counts late tokens."""
+        room = self.foresee(
+            target_s=target_s,
+            num_decodes=num_decodes,
+            num_backlog_tokens=num_backlog_tokens,
+            limit_s=limit_s,
+            num_late_allowed=self._num_late_allowed,
+        )
+        if room.is_late:
+            self._num_late_allowed -= num_decodes
+        elif num_decodes:
+            self.note_decodes(num_decodes, target_s=target_s)
+        return room.num_tokens
+
+    def foresee(
+        self,
+        *,
+        target_s: float,
+        num_decodes: int,
+        num_backlog_tokens: float,
+        num_late_allowed: float,
+        limit_s: float = math.inf,
+    ) -> PromptRoom:
+        """Return what `chunk_tokens` would return for a step like this if `num_late_allowed` tokens had been saved up.
+        This counts nothing, so it may be called for steps that are only imagined."""
         if not num_decodes:
-            return self._max_tokens
+            return PromptRoom(self._max_tokens, False)
         if not target_s:
             gaining_s = STEP_TIME.gaining_steps * self.decode_time.seconds(num_decodes) or math.inf
             limit_s = min(gaining_s, limit_s)
             if limit_s == math.inf:
-                return self._max_tokens
-            return self._whole_tiles(self.step_time.chunk_tokens(limit_s), num_decodes)
+                return PromptRoom(self._max_tokens, False)
+            return PromptRoom(self._whole_tiles(self.step_time.chunk_tokens(limit_s), num_decodes), False)
         gaining_s = STEP_TIME.gaining_steps * self.decode_s(num_decodes) or math.inf
         longest_s = max(target_s, min(STEP_TIME.stretch * target_s, gaining_s))
         backlog_s = num_backlog_tokens * (self.step_time.per_token_s or 0.0)
         num_tokens = self.step_time.chunk_tokens(max(target_s, min(STEP_TIME.backlog_share * backlog_s, longest_s)))
         is_backlog = num_backlog_tokens > STEP_TIME.backlog_steps * self.step_time.chunk_tokens(target_s)
         may_be_late = is_backlog and limit_s >= STEP_TIME.stretch * target_s
-        if may_be_late and self._num_late_allowed >= num_decodes:
-            self._num_late_allowed -= num_decodes
+        is_late = may_be_late and num_late_allowed >= num_decodes
+        if is_late:
             num_tokens = max(num_tokens, self.step_time.chunk_tokens(longest_s))
-        else:
-            self.note_decodes(num_decodes, target_s=target_s)
         if limit_s < math.inf:
             num_tokens = min(num_tokens, self.step_time.chunk_tokens(limit_s))
-        return self._whole_tiles(num_tokens, num_decodes)
+        return PromptRoom(self._whole_tiles(num_tokens, num_decodes), is_late)
+
+    @property
+    def num_late_allowed(self) -> float:
+        """How many tokens may be late, as saved up by those that were in time."""
+        return self._num_late_allowed
 
     def max_short_tokens(self, num_left_tokens: int) -> int:
         """Return the length up to which a prompt is short, for a step with this many tokens left for prompts."""
@@ -287,5 +352,7 @@ class DecodePace:
     def observe(self, *, num_chunk_tokens: int, num_decodes: int, duration_s: float) -> None:
         """Learn from a step with this many prompt tokens beside its decodes."""
         self.step_time.observe(num_chunk_tokens, duration_s)
-        if not num_chunk_tokens:
+        if num_chunk_tokens:
+            self.prompt_token_time.observe(num_chunk_tokens, duration_s - self.decode_s(num_decodes))
+        else:
             self.decode_time.observe(num_decodes, duration_s)

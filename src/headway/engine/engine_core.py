@@ -31,6 +31,7 @@ from headway.core import (
     SchedulerOutput,
     check_invariants,
 )
+from headway.core.forecast.forecaster import Forecast
 from headway.core.landing import LaunchedStep
 from headway.core.scheduler_output import BatchSnapshot
 from headway.engine.block_pump import create_pump
@@ -84,6 +85,12 @@ class EngineCore:
         if not self.scheduler.has_unfinished_requests:
             self.drain()  # no request waited for these results, so the time until now is not theirs
         self.scheduler.add_request(request, now_s=self._now())
+
+    def forecast(self, request: Request) -> Forecast | None:
+        """Return what to expect of a request that is about to be added; `None` if that cannot be told."""
+        if not self.scheduler.has_unfinished_requests:
+            self.drain()  # what these steps would have taken is not waited for
+        return self.scheduler.forecaster.forecast(request, now_s=self._now())
 
     def finish_request(self, request_id: str, status: RequestStatus) -> None:
         """End a live request with this status."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from headway.config import EngineConfig, ModelConfig, ResolvedConfig
 from headway.core import Request, RequestStatus, RequestUpdate
 from headway.core.create import create_scheduler
+from headway.core.forecast.forecaster import Forecast
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from headway.engine.beam_requests import BeamRequests, SearchedStep
 from headway.engine.engine_core import EngineCore
@@ -140,6 +141,11 @@ class LLMEngine:
     def submit(self, request: PreparedRequest, *, stream: Streaming = True) -> None:
         """Queue a prepared request."""
         self.submit_all([request], stream=stream)
+
+    def forecast(self, request: PreparedRequest) -> Forecast | None:
+        """Return what to expect of a prepared request that is about to be submitted; `None` if that cannot be told.
+        For a request with several completions it is the forecast of the first of them."""
+        return self.core.forecast(request.children[0])
 
     def submit_all(self, requests: Sequence[PreparedRequest], *, stream: Streaming = True) -> None:
         """Queue all prepared requests in this order, or none of them. If answer lengths are predicted, one call

@@ -35,6 +35,7 @@ from headway.wire.messages import (
     Delta,
     FromEngine,
     ReportCache,
+    RequestForecast,
     Shutdown,
     StepBatch,
     ToEngine,
@@ -89,6 +90,7 @@ class EngineLoop:
         self._last_params: SamplingParams | None = None  # of the request that came last, if they could be read
         self._grammars = AwaitedGrammars(engine.guides, on_done=channel.wake)
         self._refused: list[Delta] = []  # and what else is said without a step
+        self._forecasts: list[RequestForecast] = []  # of requests that were queued since the last message
         self._live: set[str] = set()
         self._silent: set[str] = set()  # those of them that tell nothing but progress before their end
         self._is_watched = False
@@ -141,7 +143,7 @@ class EngineLoop:
         """See `driver.Channel`."""
         if self._blocks is not None:
             self._serve_blocks(self._blocks)
-        if self._refused:
+        if self._refused or self._forecasts:
             self._send_step(self._refused)
             self._refused = []
         if self._is_drained():
@@ -224,7 +226,10 @@ class EngineLoop:
         try:
             prepared = self._engine.prepare(request.request_id, request.prompt_token_ids, params, request.options)
             if request.delivered is None:
+                forecast = self._engine.forecast(prepared)
                 self._engine.submit(prepared, stream=stream)
+                if forecast is not None:
+                    self._forecasts.append(RequestForecast(request.request_id, *forecast))
             else:
                 ended = self._engine.resume(prepared, request.delivered)
         except Exception as error:
@@ -305,7 +310,8 @@ class EngineLoop:
         stats, transfers = self._counters.stats(), self._engine.core.executor.transfers
         if transfers is not None and isinstance(transfers.peers, PeerBlocks):
             stats.transfers.block_s = transfers.peers.block_s
-        self._channel.send(StepBatch(deltas, stats, list(begun)))
+        forecasts, self._forecasts = self._forecasts, []
+        self._channel.send(StepBatch(deltas, stats, list(begun), forecasts))
 
     # ---- the end --------------------------------------------------------------------------------------------------
 

@@ -143,6 +143,10 @@ class Resumption:
             if own is not None and own.engine is engine:
                 own.stream.note_begun()
                 own.phases.note_begun(now_s - step.stats.step.duration_s)
+        for forecast in step.forecasts:
+            own = requests.get(forecast.request_id)
+            if own is not None and own.engine is engine:
+                own.stream.note_forecast(forecast)
         for delta in step.deltas:
             own = requests.get(delta.request_id)
             if own is None or own.engine is not engine:  # it was aborted, or moved, when this was on its way

@@ -1,7 +1,8 @@
 """Streams of the deltas that the engine sends for a request.
 
 Each read of a stream gives everything that has arrived since the last one. A slow reader therefore gets fewer, longer
-lists; nothing is lost, and the engine never waits for it.
+lists; nothing is lost, and the engine never waits for it. A read also returns, perhaps with an empty list, when the
+engine's forecast for the request has come.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from headway.wire.messages import Delta
+from headway.wire.messages import Delta, RequestForecast
 
 
 class Waiter:
@@ -42,7 +43,17 @@ class RequestStream:
     Closing it earlier aborts the request. Use it as a context manager, so that a cancelled task also closes it.
     """
 
-    __slots__ = ("_abort", "_deltas", "_ended", "_has_begun", "_on_end", "_waiter", "request_id")
+    __slots__ = (
+        "_abort",
+        "_deltas",
+        "_ended",
+        "_has_begun",
+        "_has_news",
+        "_on_end",
+        "_waiter",
+        "forecast",
+        "request_id",
+    )
 
     def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:
         self.request_id = request_id
@@ -50,6 +61,9 @@ class RequestStream:
         self._deltas: list[Delta] = []
         self._ended = False
         self._has_begun = False
+        self._has_news = False  # a forecast that the reader has not seen
+        self.forecast: RequestForecast | None = None
+        """What the engine expected when it queued the request; None if it has not told."""
         self._on_end: Callable[[], None] | None = None
         self._waiter = Waiter()
 
@@ -75,6 +89,13 @@ class RequestStream:
         """Called by the client when the request enters the batch."""
         self._has_begun = True
 
+    def note_forecast(self, forecast: RequestForecast) -> None:
+        """Called by the client with the engine's forecast. Only the first one counts, which the reader may have passed
+        on: a request that moves to another engine may get another one there."""
+        if self.forecast is None and not self._ended:
+            self.forecast, self._has_news = forecast, True
+            self._waiter.wake()
+
     def push(self, delta: Delta) -> None:
         """Called by the client for each delta."""
         self._has_begun = True
@@ -87,7 +108,7 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> list[Delta]:
-        while not self._deltas:
+        while not self._deltas and not self._has_news:
             if self._ended:
                 raise StopAsyncIteration
             await self._waiter.wait()
@@ -95,7 +116,13 @@ class RequestStream:
 
     def _take(self) -> list[Delta]:
         deltas, self._deltas = self._deltas, []
+        self._has_news = False
         return deltas
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether a read would return at once."""
+        return bool(self._deltas) or self._has_news
 
     def end(self, last: Delta) -> None:
         """Abort the request unless it has ended. Its reader gets this delta as the last one."""
@@ -106,6 +133,7 @@ class RequestStream:
     def close(self) -> None:
         """Abort the request unless it has ended, and drop unread deltas. A second call does nothing."""
         self._deltas = []
+        self._has_news = False
         if not self._ended:
             self._note_end()
             self._abort(self.request_id)
@@ -133,9 +161,9 @@ async def merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, l
     unread = dict(enumerate(streams))
     while unread:
         for number, stream in list(unread.items()):
-            if stream._deltas:
+            if stream.has_unread:
                 yield number, stream._take()
             elif stream._ended:
                 del unread[number]
-        if unread and not any(stream._deltas or stream._ended for stream in unread.values()):
+        if unread and not any(stream.has_unread or stream._ended for stream in unread.values()):
             await waiter.wait()

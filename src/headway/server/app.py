@@ -30,6 +30,7 @@ from headway.server.api.routes import (
     Tokenize,
 )
 from headway.server.api.translated_routes import CountTokens, InputTokens, Messages, Responses, stored_response
+from headway.server.api.wait_report import EXPOSED_HEADERS
 from headway.server.http.access_control import OPEN_PATHS, ORIGIN_HEADERS, WebPages
 from headway.server.http.asgi_io import ClientDisconnected, send_error, skip_body
 from headway.server.http.draining import shutting_down
@@ -85,7 +86,7 @@ def create_app(services: Services, extra_routes: list[BaseRoute] | None = None) 
             allow_methods=["GET", "POST"],
             allow_headers=["authorization", "content-type", "x-request-id", *ANTHROPIC_HEADERS],
             allow_private_network=True,
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "retry-after", *EXPOSED_HEADERS],
         )
     return app
 

@@ -96,6 +96,16 @@ class ServerConfig:
         False,
         "Whether a request with a target for its first token gets 429 at once if its class's queue is too long for it.",
     )
+    early_headers: bool = option(
+        True,
+        "Whether a stream's headers, with the expected wait, are sent as soon as the request waits, and not with its "
+        "first token. An error after that, such as a full queue's 503, comes as the stream's last event.",
+    )
+    enable_per_request_metrics: bool = option(
+        False,
+        "Whether answers have an object 'metrics' with the request's times: waiting, prefill, first token, pace. In a "
+        "stream it is in the last chunk.",
+    )
     lame_duck_s: float = option(
         5.0,
         "On SIGTERM: how long new requests are still served while /health and /ready are 503, so that no load balancer "

@@ -99,6 +99,7 @@ class Services:
                 max_tokens=config.max_queue_tokens,
                 classes=classes,
                 tenants=config.tenant_limits,
+                token_s=lambda: engine.stats.step.prompt_token_s,
             ),
             gate=TenantGate(engine, lambda: _most_running(config, engine)),
             metrics=metrics,

@@ -196,13 +196,24 @@ class Delta(_Part):
     """On the last delta, if asked for: the vector of the prompt, as float32."""
 
 
+class RequestForecast(_Part):
+    """What an engine expects of a request that it has just queued, in seconds from then on."""
+
+    request_id: str
+    first_token_s: float
+    total_s: float | None = None
+    """Until its last token; None if nothing is known about the length of its answer."""
+
+
 class StepBatch(_Message):
-    """The outcome of one step. Without deltas it only carries statistics."""
+    """The outcome of one step. Without deltas it only carries statistics and forecasts."""
 
     deltas: list[Delta]
     stats: EngineStats
     begun: list[str] = []
     """Requests that have entered the batch for the first time. Those with deltas may be missing."""
+    forecasts: list[RequestForecast] = []
+    """Of requests that were queued since the last message."""
 
 
 class SnapshotRow(_Part):

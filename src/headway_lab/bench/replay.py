@@ -223,7 +223,10 @@ def replay(
         for index, due_s in agenda.take_due(elapsed_s):
             request = work[index]
             timelines[index].arrival_s = due_s
-            engine.add_request(str(index), request.prompt_token_ids, params[index], request.options, stream=True)
+            prepared = engine.prepare(str(index), request.prompt_token_ids, params[index], request.options)
+            if (forecast := engine.forecast(prepared)) is not None:
+                timelines[index].expected_first_s = now() - started_s + forecast.first_token_s
+            engine.submit(prepared, stream=True)
         if not engine.has_unfinished_requests():
             sleep(agenda.next_due_s - elapsed_s)
             continue

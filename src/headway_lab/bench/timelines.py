@@ -79,6 +79,8 @@ class RequestTimeline:
     num_preemptions: int = 0
     num_cached_tokens: int | None = None
     """Prompt tokens that were found in the prefix cache; `None` if that is not known."""
+    expected_first_s: float | None = None
+    """When the engine expected its first token, by the forecast at its arrival; `None` if there was none."""
 
     @property
     def num_output_tokens(self) -> int:

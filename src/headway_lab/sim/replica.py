@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from headway.core import Request, SchedulerOutput
 from headway.core.create import create_scheduler
+from headway.core.forecast.answers import RecentAnswers
 from headway.core.kv.cache_report import CacheChanges, CacheReport
 from headway.core.step_work import StepWork
 from headway.engine.engine_core import CoreStep, EngineCore
@@ -97,6 +98,8 @@ class Replica:
         self.core = EngineCore(
             create_scheduler(scheduler, cache, machine), self.executor, now=self.clock.now, sleep=self.clock.sleep
         )
+        # The work's `max_tokens` are the true lengths, which a server would not know.
+        self.core.scheduler.forecaster.answers = RecentAnswers(knows_limits=False)
         self._changes: CacheChanges | None = None
         self.spans: list[tuple[float, float]] = []
         """The times in which it computed: (from, to)."""
@@ -111,12 +114,14 @@ class Replica:
         """Whether it has a request to step for."""
         return self.core.has_unfinished_requests
 
-    def add(self, request: Request, *, at_s: float) -> None:
+    def add(self, request: Request, *, at_s: float) -> float | None:
         """Take a request that arrives at this time. A replica whose clock is later takes it after its current step, as
-        engines do."""
+        engines do. Returns when its first token is expected, if that can be told."""
         if not self.core.has_unfinished_requests:
             self.clock.sleep_until(at_s)
+        forecast = self.core.forecast(request)
         self.core.add_request(request)
+        return None if forecast is None else self.clock.now_s + forecast.first_token_s
 
     def step(self) -> CoreStep:
         """Run one step, up to the time when its tokens are out."""

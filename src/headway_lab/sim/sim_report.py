@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway.core.step_work import StepWork
+from headway_lab.bench.forecast_errors import ForecastErrors
 from headway_lab.bench.timelines import percentile
 from headway_lab.sim.calibration import Calibration, Machine
 from headway_lab.sim.drafting import Drafting
@@ -111,6 +112,7 @@ def simulation_json(result: dict[str, Any], calibration: Calibration, simulation
     """A benchmark's keys, and beside them a mark that it was simulated and how large the errors may be."""
     return {
         **result,
+        **ForecastErrors.of(simulation.timelines).as_json(),
         **_transfer_numbers(simulation),
         "simulated": True,
         "num_steps": simulation.num_steps,

@@ -254,7 +254,9 @@ class _Cluster:
         self.result.num_routed[place] += 1
         replica = self._replicas[place]
         was_busy = replica.is_busy
-        replica.add(request, at_s=at_s)
+        expected_s = replica.add(request, at_s=at_s)
+        if place < self._num_serving:
+            self.result.timelines[int(request.request_id)].expected_first_s = expected_s
         if not was_busy:
             heapq.heappush(self._busy, (replica.now_s, place))
 

@@ -64,6 +64,19 @@ def test_a_request_becomes_deltas() -> None:
     assert all(batch.stats.step.schedule_s > 0 for batch in channel.batches)
 
 
+def test_each_request_is_forecast_when_it_is_queued_and_before_the_next_step() -> None:
+    """The first one comes before any step, from which it could be told how long steps take."""
+    more = [AddRequest("c", [5], SamplingParams(n=3, max_tokens=2)), add("d", use_beam_search=True, n=2)]
+    channel = run([add("a")], [], [add("b"), *more, add("bad", prompt=[10**6])], [AbortRequests(["b"])], *[[]] * 9)
+    batches = channel.batches
+    told = [forecast for batch in batches for forecast in batch.forecasts]
+    assert [forecast.request_id for forecast in told] == ["b", "c", "d"]
+    assert all(forecast.first_token_s > 0 for forecast in told)
+    (index,) = (index for index, batch in enumerate(batches) if batch.forecasts)
+    assert batches[index].stats.batch.num_steps == 2 and not channel.deltas("b")[0].is_last
+    assert not any(delta.request_id == "b" and delta.token_ids for batch in batches[:index] for delta in batch.deltas)
+
+
 def test_it_waits_only_when_there_is_nothing_to_do() -> None:
     channel = run([], [add("a", max_tokens=2)], [], [], [])
     assert channel.waits == [1.0, 1.0, 0.0, 1.0, 1.0, 1.0]

@@ -21,7 +21,7 @@ from headway.front.supervision import Patience
 from headway.outputs import Delivered, RequestOutput, SilentProgress, Streaming
 from headway.sampling_params import SamplingParams
 from headway.wire.engine_stats import EngineStats
-from headway.wire.messages import Delta, RequestTimings, StepBatch
+from headway.wire.messages import Delta, RequestForecast, RequestTimings, StepBatch
 from tests.unit.clock import Clock
 from tests.unit.engine_process.small_engine import create_engine
 from tests.unit.front.fake_engines import FakeEngines, FakeReplica, serving
@@ -301,6 +301,17 @@ async def test_at_the_end_nothing_goes_on() -> None:
     assert served.requests.open(add("late")) is None
     served.requests.fail_all()
     assert (await read(streams[1]))[-1].error == ENGINE_STOPPED and served.requests.num_open == 0
+
+
+def test_a_request_that_goes_on_elsewhere_keeps_its_first_forecast() -> None:
+    served = Served(2)
+    stream = served.open()
+    served.say(1, forecasts=[RequestForecast("r", 9.0)])  # another replica's, with the same name
+    assert stream.forecast is None
+    served.say(0, forecasts=[RequestForecast("r", 1.0), RequestForecast("nobody's", 1.0)])
+    served.lose(0)
+    served.say(1, forecasts=[RequestForecast("r", 3.0)])
+    assert stream.forecast == RequestForecast("r", 1.0)
 
 
 def test_readers_learn_which_requests_have_begun() -> None:

@@ -25,7 +25,7 @@ from headway.structured.helper_jobs import do_job
 from headway.structured.helper_processes import Limits
 from headway.tokenizer import Tokenizer, tokenizer_from_gguf
 from headway.wire.engine_stats import EngineStats
-from headway.wire.messages import AddRequest, Delta, EngineReady, RequestTimings, TokenLogprob
+from headway.wire.messages import AddRequest, Delta, EngineReady, RequestForecast, RequestTimings, TokenLogprob
 from tests.unit.engine_stats import engine_stats
 from tests.unit.tokenizer.small import byte_level_metadata
 
@@ -100,6 +100,8 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.listeners: list[Callable[[EngineStats], None]] = []
         self.streams: dict[str, RequestStream] = {}
+        self.forecast: tuple[float, float | None] | None = None
+        """What it expects of each request: seconds to the first token, and to the last."""
         self.cached: list[bytes] = []
         self.followers: list[CacheStream] = []
         self._manual = manual
@@ -112,6 +114,8 @@ class FakeEngine:
         stream = RequestStream(request.request_id, self._abort) if stream is None else stream
         stream.abort_by(self._abort)
         self.streams[request.request_id] = stream
+        if self.forecast is not None:
+            stream.note_forecast(RequestForecast(request.request_id, *self.forecast))
         if not self._manual:
             asyncio.get_running_loop().call_soon(self._answer, request)
         return stream

@@ -32,6 +32,12 @@ def wait(queue: QueueLimits, service_class: ServiceClass | None, *, num_tokens: 
     return queue.reserve(body_bytes=4 * num_tokens, service_class=service_class)
 
 
+def admitted(queue: QueueLimits, service_class: ServiceClass, *, num_tokens: int = 0) -> Reservation:
+    reservation = wait(queue, service_class, num_tokens=num_tokens)
+    reservation.settle(num_requests=1, num_tokens=num_tokens)
+    return reservation
+
+
 def refusal(work: Callable[[], object]) -> ApiError:
     with pytest.raises(ApiError) as raised:
         work()
@@ -142,25 +148,37 @@ def test_who_was_dropped_gives_nothing_back_twice() -> None:
 
 
 def test_a_target_that_cannot_be_met() -> None:
-    """Two first tokens a second, and a target of half a second: who finds two in its line would wait for a second."""
+    """The engine expects the last one's first token in 0.9 s, and a prompt token takes a millisecond."""
     clock = Clock()
-    queue = limits(max_requests=100, now=clock)
-    waiting = [wait(queue, HIGH) for _ in range(42)]
-    for each in waiting[:40]:
-        clock.now_s += 0.5
-        each.note_started(1, 0)
-    error = refusal(lambda: queue.reserve(body_bytes=0, service_class=HIGH, in_time_s=0.5))
+    queue = limits(max_requests=100, max_tokens=10**6, now=clock, token_s=lambda: 0.001)
+    first = admitted(queue, HIGH, num_tokens=100)
+    last = admitted(queue, HIGH, num_tokens=100)
+    last.note_forecast(0.9)
+    first.note_forecast(5.0)  # it comes late, and is about an earlier place in the line
+    error = refusal(lambda: queue.reserve(body_bytes=400, service_class=HIGH, in_time_s=0.5))
     assert (error.status, error.code, error.headers["retry-after"]) == (429, "late", "1")
-    for words in ("2 requests of class 'high'", "2.05 per second", "about 975 ms", "target is 500 ms"):
+    for words in ("2 requests of class 'high'", "about 1000 ms", "target is 500 ms"):
         assert words in str(error), str(error)
-    queue.reserve(body_bytes=0, service_class=HIGH, in_time_s=1.1)
-    queue.reserve(body_bytes=0, service_class=HIGH)
-    queue.reserve(body_bytes=0, service_class=MIDDLE, in_time_s=0.001)
+    queue.reserve(body_bytes=400, service_class=HIGH, in_time_s=1.1)
+    queue.reserve(body_bytes=400, service_class=HIGH)
+    queue.reserve(body_bytes=4, service_class=MIDDLE, in_time_s=0.01)
     assert queue.lines["high"].num_refused["late"] == 1
-    for _ in range(16):
-        wait(queue, HIGH)
+    admitted(queue, HIGH, num_tokens=9000)
     error = refusal(lambda: queue.reserve(body_bytes=0, service_class=HIGH, in_time_s=0.5))
-    assert error.headers["retry-after"] == "10", "20 wait, for 9.75 s"
+    assert error.headers["retry-after"] == "10", "the line takes 9.9 s, 9.4 s more than the target"
+    clock.now_s += 0.8
+    queue.reserve(body_bytes=0, service_class=HIGH, in_time_s=9.2)
+    clock.now_s += 100.0
+    queue.reserve(body_bytes=0, service_class=HIGH, in_time_s=9.01)
+
+
+@pytest.mark.parametrize(("expected_s", "retry_after"), [(0.0, "1"), (7.2, "8"), (86_400.0, "600")])
+def test_a_full_queue_says_when_to_come_back(expected_s: float, retry_after: str) -> None:
+    """That is when the engine expects the first token of what waits already, and never in days."""
+    queue = limits(max_requests=1, now=Clock())
+    admitted(queue, HIGH).note_forecast(expected_s)
+    error = refusal(lambda: wait(queue, HIGH))
+    assert (error.code, error.headers["retry-after"]) == ("queue_full", retry_after)
 
 
 # ---- over HTTP ------------------------------------------------------------------------------------------------------
@@ -241,9 +259,7 @@ async def test_only_with_the_option_and_a_queue_in_the_engine_is_anybody_late(
     server = FakeServer(FakeEngine(manual=True), classes=CLASSES, refuse_late=refuse_late)
     clock = Clock()
     server.services.limits = limits(max_requests=100, now=clock)
-    for _ in range(10):
-        wait(server.services.limits, HIGH)
-    clock.now_s += 5.0
+    admitted(server.services.limits, HIGH).note_forecast(5.0)
     server.engine.stats = engine_stats(num_waiting=num_waiting)
     newcomer = await ask(server, "high")
     is_late = refuse_late and num_waiting > 0

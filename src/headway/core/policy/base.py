@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from headway.core.forecast.waiting_totals import Waiting, WaitingTotals
 from headway.core.kv.manager import KVCacheManager
 from headway.core.queue import KeyedQueue, WaitingQueue
 from headway.core.request import Request
@@ -79,6 +80,16 @@ class SchedulingPolicy(ABC):
     def create_queue(self, front_size: int) -> WaitingQueue:
         """Create the queue of waiting requests. The scheduler looks only at the first `front_size` of them."""
         return KeyedQueue(self.key, front_size=front_size)
+
+    def rank(self, request: Request) -> float:
+        """Return a number by which a forecast tells who goes first: of the waiting requests, those with a smaller or
+        about the same rank are ahead of a newcomer. It is looked up when a request is queued. The default is the order
+        of arrival."""
+        return 0.0
+
+    def ahead_of(self, request: Request, totals: WaitingTotals) -> Waiting:
+        """Return the waiting requests that go before this newcomer, as a forecast expects it."""
+        return totals.ahead_of(request)
 
     def promise_s(self, request: Request) -> float:
         """Return the time after its arrival within which a request should be admitted. No guard lifts it earlier."""

@@ -42,6 +42,8 @@ class PriorityPolicy(SchedulingPolicy):
         """Return the request's priority number."""
         return request.options.priority
 
+    rank = key
+
 
 class PrefixPolicy(SchedulingPolicy):
     """Cache-aware: of the earliest arrivals, the one with the most prompt tokens in the prefix cache goes first.

@@ -41,6 +41,10 @@ class SjfPolicy(SchedulingPolicy):
         """Return the predicted length of the whole answer."""
         return predicted_tokens(request)
 
+    def rank(self, request: Request) -> float:
+        """Return the policy's key."""
+        return self.key(request)
+
     def choose_victim(self, running: Sequence[Request]) -> Request:
         """Return the request with the longest predicted rest, the latest among equals."""
         rests = list(map(predicted_rest, running))
@@ -120,6 +124,8 @@ class MlfqPolicy(SchedulingPolicy):
     def key(self, request: Request) -> int:
         """Return the level. It does not change while a request waits."""
         return level(request)
+
+    rank = key
 
     def choose_victim(self, running: Sequence[Request]) -> Request:
         """Return the latest request of the lowest level."""

@@ -24,6 +24,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from headway.core.forecast.waiting_totals import Waiting, WaitingTotals
 from headway.core.policy.base import PolicyView, SchedulingPolicy
 from headway.core.queue import TenantQueue, WaitingQueue
 from headway.core.request import Request, RequestStatus
@@ -61,6 +62,18 @@ class FairPolicy(SchedulingPolicy):
     def create_queue(self, front_size: int) -> WaitingQueue:
         """Return the policy's queue, which is grouped by tenant."""
         return self._queue
+
+    def ahead_of(self, request: Request, totals: WaitingTotals) -> Waiting:
+        """Return the requests that go first if tenants take turns: of each tenant as much as of the request's own, so
+        that a tenant that sends little does not wait for those that send much."""
+        queue, tenant = self._queue, request.options.tenant
+        whole = Waiting(len(totals), totals.num_tokens)
+        if not whole.num_requests:
+            return whole
+        num_tenants = queue.num_tenants + (not queue.is_waiting(tenant))
+        num_tokens = queue.num_tokens_of(tenant) * num_tenants + request.num_tokens * (num_tenants - 1)
+        share = min(1.0, num_tokens / whole.num_tokens)
+        return Waiting(round(share * whole.num_requests), round(share * whole.num_tokens))
 
     def choose_victim(self, running: Sequence[Request]) -> Request:
         """Return the latest request of the most served tenant."""

@@ -47,6 +47,11 @@ class SloPolicy(SchedulingPolicy):
         begin_by_s = due_s - self._lead_s(request.num_tokens)
         return (0, begin_by_s) if begin_by_s >= self.view.now_s else (1, request.arrival_s)
 
+    def rank(self, request: Request) -> float:
+        """Return 0 for a request with a TTFT target and 1 for one without. Earlier arrivals with a target usually have
+        earlier deadlines too."""
+        return 0.0 if _due_s(request) is not None else 1.0
+
     def promise_s(self, request: Request) -> float:
         """Return the TTFT target, or 0 if there is none."""
         return request.options.ttft_target_s or 0.0

@@ -158,6 +158,11 @@ class TenantQueue(WaitingQueue):
         """Whether any request of this tenant waits."""
         return tenant in self._groups
 
+    @property
+    def num_tenants(self) -> int:
+        """How many tenants have a waiting request."""
+        return len(self._groups)
+
     def num_tokens_of(self, tenant: str) -> int:
         """Return the number of tokens of all waiting requests of this tenant together."""
         return self._num_tokens_of.get(tenant, 0)

@@ -22,6 +22,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self
 
+from headway.server.admission.expected_wait import ExpectedWait
 from headway.server.admission.queue_shares import QueueShare, TenantLimits, TenantShares
 from headway.server.admission.service_classes import ONE_CLASS, ServiceClass, ServiceClasses
 from headway.server.api.api_errors import RETRY_AFTER_S, ApiError, overloaded, unavailable
@@ -29,8 +30,10 @@ from headway.server.api.api_errors import RETRY_AFTER_S, ApiError, overloaded, u
 BYTES_PER_TOKEN = 4
 """Average size of a token of text, including its share of the JSON. It is only used for the first estimate."""
 REFUSAL_REASONS = ("queue_full", "class_queue_full", "tenant_queue_full", "late")
-MEMORY_S = 10.0
-"""Time constant of the decay: after this time an observation has 1/e of its weight."""
+
+
+def _no_cost() -> float:
+    return 0.0
 
 
 class QueueLimits:
@@ -44,10 +47,12 @@ class QueueLimits:
         classes: ServiceClasses = ONE_CLASS,
         tenants: TenantLimits | None = None,
         now: Callable[[], float] = time.monotonic,
+        token_s: Callable[[], float] = _no_cost,
     ) -> None:
+        """`token_s` returns the seconds that the engine needs for a prompt token; 0 if that is not known."""
         self.whole = QueueShare(max_requests, max_tokens)
         self.tenants = TenantShares(tenants)
-        self.lines = {each.name: ClassLine(each, now) for each in classes}
+        self.lines = {each.name: ClassLine(each, now, token_s) for each in classes}
         self._shed_order = sorted(self.lines.values(), key=lambda line: -line.service_class.shed)
 
     @property
@@ -72,7 +77,7 @@ class QueueLimits:
         line = None if service_class is None else self.lines[service_class.name]
         guess = body_bytes // BYTES_PER_TOKEN
         if line is not None and in_time_s is not None:
-            line.check_in_time(in_time_s)
+            line.check_in_time(in_time_s, guess)
         reservation = Reservation(self, line, tenant)
         reservation.take(1, guess)
         return reservation
@@ -80,7 +85,7 @@ class QueueLimits:
     def make_room(self, num_requests: int, num_tokens: int, line: ClassLine | None, tenant: str) -> None:
         """Drop as many other requests as needed to make room. Raises 429, and drops none, if that is not enough."""
         if line is not None:
-            line.check_room(num_requests)
+            line.check_room(num_requests, num_tokens)
         share = self.tenants.of(tenant)
         dropped: list[Reservation] = []
         try:
@@ -115,7 +120,7 @@ class QueueLimits:
             victim = next(candidates, None)
             if victim is None:
                 error = share.full(num_requests)
-                raise error if line is None else line.refused(error)
+                raise error if line is None else line.refused(error, num_tokens=num_tokens)
             if victim not in dropped and of_tenant in (None, victim.tenant):
                 dropped.append(victim)
                 left.num_requests -= victim.num_requests
@@ -145,17 +150,20 @@ class Waiting(Protocol):
 class ClassLine:
     """The queued requests of one class, and counts of its admitted, dropped and refused HTTP requests."""
 
-    def __init__(self, service_class: ServiceClass, now: Callable[[], float]) -> None:
+    LONGEST_RETRY_S = 600
+    """No refusal asks a client to stay away for longer: by then the load may be another."""
+
+    def __init__(self, service_class: ServiceClass, now: Callable[[], float], token_s: Callable[[], float]) -> None:
         self.service_class = service_class
         self.num_waiting = 0
         """Number of queued completions, which is what all limits count."""
         self.num_admitted = 0
         self.num_shed = 0
         self.num_refused = dict.fromkeys(REFUSAL_REASONS, 0)
-        self.rate = FirstTokenRate(now)
+        self.wait = ExpectedWait(now, token_s)
         self.droppable: dict[Reservation, None] = {}  # requests without any token so far, in order of arrival
 
-    def check_room(self, num_requests: int) -> None:
+    def check_room(self, num_requests: int, num_tokens: int) -> None:
         """Raise 429 if `num_requests` more would exceed the limit of the class."""
         most = self.service_class.max_waiting
         if most is not None and self.num_waiting + num_requests > most:
@@ -164,27 +172,28 @@ class ClassLine:
                     f"The queue of class '{self.service_class.name}' is full: {self.num_waiting} requests are waiting, "
                     f"of at most {most}. Please retry later.",
                     code="class_queue_full",
-                )
+                ),
+                num_tokens=num_tokens,
             )
 
-    def check_in_time(self, target_s: float) -> None:
-        """Raise 429 if a newcomer is expected to miss its target."""
-        per_second = self.rate.per_second()
-        wait_s = self.num_waiting / per_second
+    def check_in_time(self, target_s: float, num_tokens: int) -> None:
+        """Raise 429 if a newcomer with this many prompt tokens is expected to miss its target."""
+        wait_s = self.wait.seconds(num_tokens)
         if wait_s > target_s:
-            raise self.refused(
-                overloaded(
-                    f"The first token would be late: {self.num_waiting} requests of class '{self.service_class.name}' "
-                    f"are waiting and {per_second:.3g} per second get their first token, which makes about "
-                    f"{1e3 * wait_s:.0f} ms, and the target is {1e3 * target_s:.0f} ms. Please retry later.",
-                    code="late",
-                    retry_after_s=max(RETRY_AFTER_S, math.ceil(wait_s - target_s)),
-                )
+            error = overloaded(
+                f"The first token would be late: {self.num_waiting} requests of class '{self.service_class.name}' are "
+                f"waiting, it is expected in about {1e3 * wait_s:.0f} ms, and the target is {1e3 * target_s:.0f} ms. "
+                "Please retry later.",
+                code="late",
             )
+            raise self.refused(error, num_tokens=num_tokens, target_s=target_s)
 
-    def refused(self, error: ApiError) -> ApiError:
-        """Count a refusal by its reason, and return it."""
+    def refused(self, error: ApiError, *, num_tokens: int, target_s: float = 0.0) -> ApiError:
+        """Count a refusal by its reason, and return it. The client is asked to retry when a request like this would
+        have had its first token, or when it would be in time."""
         self.num_refused[str(error.code)] += 1
+        retry_s = math.ceil(min(self.wait.seconds(num_tokens) - target_s, self.LONGEST_RETRY_S))
+        error.headers["retry-after"] = str(max(RETRY_AFTER_S, retry_s))
         return error
 
     def not_begun(self) -> Iterator[Reservation]:
@@ -194,7 +203,6 @@ class ClassLine:
     def add_waiting(self, number: int) -> None:
         """Add `number`, which may be negative, to the queued completions."""
         self.num_waiting += number
-        self.rate.note_waiting(self.num_waiting)
 
 
 class Reservation:
@@ -209,6 +217,7 @@ class Reservation:
         self._limits = limits
         self._line = line
         self._waiting: Waiting | None = None
+        self._place = 0  # in its line, for the forecast
 
     def take(self, num_requests: int, num_tokens: int) -> None:
         """Enter the queue with this many requests and tokens. Raises 429 if they do not fit."""
@@ -224,11 +233,17 @@ class Reservation:
         self.take(num_requests, num_tokens)
         if self._line is not None:
             self._line.num_admitted += 1
+            self._place = self._line.wait.admit(num_tokens)
 
     def follow(self, waiting: Waiting) -> None:
         """From now on call `waiting.drop()` if this request is dropped. Until then only `check` reports it."""
         self.check()
         self._waiting = waiting
+
+    def note_forecast(self, first_token_s: float) -> None:
+        """Note the engine's forecast for this request, which later ones of its line are judged by."""
+        if self._line is not None:
+            self._line.wait.note_forecast(self._place, first_token_s)
 
     def check(self) -> None:
         """Raise 503 if this request was dropped."""
@@ -238,7 +253,6 @@ class Reservation:
     def note_started(self, num_requests: int, num_tokens: int) -> None:
         """Remove requests that got their first token from the queue."""
         if self._line is not None:
-            self._line.rate.note_first_tokens(num_requests)
             self._line.droppable.pop(self, None)
         self._add(-num_requests, -num_tokens)
 
@@ -283,46 +297,3 @@ class Reservation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leave()
-
-
-class FirstTokenRate:
-    """How fast a line moves: first tokens per second, measured while at least one request was waiting.
-
-    Idle time is not counted, because it does not show how fast requests could have been served. Older observations
-    still decay during idle time.
-
-        expected wait of a newcomer  =  requests that wait  /  first tokens per second
-
-    Each line has its own rate. It already includes the effect of all other requests, and of the order in which the
-    scheduling policy serves them.
-    """
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._num_waiting = 0
-        self._last_s = now()
-        self._num_first_tokens = 0.0
-        self._busy_s = 0.0
-
-    def note_waiting(self, num_waiting: int) -> None:
-        """Record that `num_waiting` completions are queued from now on."""
-        self._advance()
-        self._num_waiting = num_waiting
-
-    def note_first_tokens(self, number: int) -> None:
-        """Record that `number` completions got their first token."""
-        self._advance()
-        self._num_first_tokens += number
-
-    def per_second(self) -> float:
-        """Return the rate; infinity if no request has had to wait. A line without first tokens counts as if it had one,
-        so that the rate is never zero."""
-        self._advance()
-        return max(self._num_first_tokens, 1.0) / self._busy_s if self._busy_s else math.inf
-
-    def _advance(self) -> None:
-        now_s = self._now()
-        fade = math.exp((self._last_s - now_s) / MEMORY_S)
-        self._last_s = now_s
-        self._num_first_tokens *= fade
-        self._busy_s = self._busy_s * fade + (MEMORY_S * (1.0 - fade) if self._num_waiting else 0.0)

@@ -19,6 +19,7 @@ from headway.server.api.generation import Generation
 from headway.server.api.logprobs import CompletionLogprobsWriter, LogprobForm, chat_logprobs
 from headway.server.api.prompts import PromptMaker
 from headway.server.api.response_models import Usage
+from headway.server.api.wait_report import with_metrics
 from headway.structured.output_pieces import CallArguments, CallBegin, ContentPiece, Piece, ReasoningPiece
 from headway.wire.messages import Delta
 
@@ -41,7 +42,7 @@ class _Events:
         self._before = b"data: " + _encode(fields)[:-1] + b',"choices":['
         # With include_usage, every event has the field `usage`, and only the last one fills it, as in OpenAI's API.
         self._after = b'],"usage":null}\n\n' if self._job.include_usage else b"]}\n\n"
-        self._num_tokens = 0
+        self._num_tokens = self._num_ended = 0
         self._count(0)
 
     def _count(self, num_tokens: int) -> None:
@@ -56,13 +57,22 @@ class _Events:
         """Return the event of a choice, with the token ids of `delta` if they are requested."""
         if delta is not None and self._job.return_token_ids:
             choice["token_ids"] = delta.token_ids
-        return self._before + _encode(choice) + self._after
+        return self._before + _encode(choice) + (self._after_end() if choice["finish_reason"] else self._after)
+
+    def _after_end(self) -> bytes:
+        """Return what follows a choice that has ended. Without an event for the usage, the event of the last of them
+        has the metrics."""
+        self._num_ended += 1
+        if self._job.include_usage or self._num_ended < self._job.num_choices:
+            return self._after
+        return with_metrics(self._after[:-2], self._generation.metrics) + b"\n\n"
 
     def end(self) -> bytes:
         """Return the last events."""
         if not self._job.include_usage:
             return DONE
-        return self._before + b'],"usage":' + _encode(self._usage) + b"}\n\n" + DONE
+        metrics = with_metrics(b'],"usage":' + _encode(self._usage) + b"}", self._generation.metrics)
+        return self._before + metrics + b"\n\n" + DONE
 
     @property
     def _usage(self) -> Usage:

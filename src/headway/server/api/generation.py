@@ -29,6 +29,7 @@ from headway.server.api.api_errors import ApiError, as_sent, from_delta, unavail
 from headway.server.api.jobs import Job
 from headway.server.api.prompts import Prompt
 from headway.server.api.response_models import PromptTokensDetails, Usage
+from headway.server.api.wait_report import AnswerMetrics, WaitReport
 from headway.server.http.draining import shutting_down
 from headway.server.metrics.access_log import AccessRecord
 from headway.server.metrics.server_metrics import ServerMetrics
@@ -67,6 +68,7 @@ class Generation:
         self._num_unfinished = job.num_choices
         self._num_cached_tokens = 0
         self._clock = asyncio.timeout(None)
+        self.wait = WaitReport(record, services.metrics, has_output=not job.hide_output)
         salt = services.cache_salt(job.options.cache_salt, key=record.key)
         tenant = services.tenant(job.options.tenant, key=record.key)
         self._options = dataclasses.replace(job.options, cache_salt=salt, tenant=tenant)
@@ -119,14 +121,38 @@ class Generation:
     async def __aiter__(self) -> AsyncIterator[list[Delta]]:
         if len(self._streams) == 1:
             async for deltas in self._streams[0]:
+                self._note_forecasts()
                 self._account(deltas)
                 yield deltas
         else:
             async for number, deltas in merged(self._streams):
+                self._note_forecasts()
                 for delta in deltas:
                     delta.index += number * self.job.n
                 self._account(deltas)
                 yield deltas
+
+    @property
+    def metrics(self) -> AnswerMetrics | None:
+        """The times of the request, which has ended; None if the answer does not show them."""
+        if not self._services.config.enable_per_request_metrics:
+            return None
+        pairs = [(first_s, last_s) for first_s, last_s in zip(self._first_s, self._last_s) if first_s is not None]
+        num_gaps = sum(number - 1 for number in self._num_tokens if number) if pairs else 0
+        return self.wait.measured(
+            num_gaps=num_gaps,
+            gaps_s=sum(last_s - first_s for first_s, last_s in pairs),
+            num_cached_tokens=self._num_cached_tokens,
+        )
+
+    def _note_forecasts(self) -> None:
+        """Take over the forecasts when all have come."""
+        if self._has_first or self.wait.expected_first_s is not None:
+            return
+        forecasts = [stream.forecast for stream in self._streams if stream.forecast is not None]
+        if len(forecasts) == len(self._streams):
+            self.wait.note_forecasts(forecasts, time.perf_counter())
+            self._reservation.note_forecast(max(each.first_token_s for each in forecasts))
 
     def _message(self, request_id: str, number: int, prompt: Prompt) -> AddRequest:
         options = self._options
@@ -185,11 +211,13 @@ class Generation:
         if not self._has_first:
             self._has_first = True
             self._record.first_token_s = now_s
+            self.wait.note_first_token(now_s)
             self._set_clock(self._services.config.request_timeout_s)
 
     def _note_end(self, delta: Delta, now_s: float) -> None:
         index, reason = delta.index, str(delta.finish_reason)
         self._num_unfinished -= 1
+        self.wait.note_end(now_s)
         self._metrics.finished[reason] += 1
         self._record.finish_reasons.append(reason)
         if self._forecast is not None:

@@ -164,7 +164,10 @@ class MessageEvents(_MessageWriter):
         """Return the last events."""
         rest = b"".join(map(self._told, self._blocks.finish()))
         delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
-        return rest + _event("message_delta", {"delta": delta, "usage": self._usage()}) + _event("message_stop", {})
+        fields: dict[str, Any] = {"delta": delta, "usage": self._usage()}
+        if (metrics := self._generation.metrics) is not None:
+            fields["metrics"] = metrics
+        return rest + _event("message_delta", fields) + _event("message_stop", {})
 
     def fail(self, failure: ApiError) -> bytes:
         """Return the last event of a stream that failed."""

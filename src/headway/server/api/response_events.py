@@ -309,8 +309,11 @@ class ResponseEvents(_ResponseWriter):
     def end(self) -> bytes:
         """Return the last events."""
         rest = b"".join(map(self._told, self._blocks.finish()))
-        response = self._response()
-        return rest + self._event(response.status, {"response": response})
+        response, metrics = self._response(), self._generation.metrics
+        fields: dict[str, Any] = (
+            {"response": response} if metrics is None else {"response": response, "metrics": metrics}
+        )
+        return rest + self._event(response.status, fields)
 
     def fail(self, failure: ApiError) -> bytes:
         """Return the last events of a stream that failed."""

@@ -5,20 +5,22 @@
 The place in the queue depends on the service class in the body, so JSON is parsed even if the queue is full. The
 tokenizer, which takes much longer, does not run in that case.
 
-No part of an answer is sent before its first token exists, so an error until then gets its own HTTP status. A later
-error is sent as the last event of the stream. If the client disconnects at any point, all of its work is cancelled.
+A whole answer is sent when it is complete, so an error gets its own HTTP status. A stream's headers are sent with its
+first token, or as soon as it is known that the request will wait (`--early-headers`). An error after that is sent as
+the last event of the stream. If the client disconnects at any point, all of its work is cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from headway import __version__
 from headway.front.watch_streams import CacheEvent, CacheStream
@@ -50,6 +52,7 @@ from headway.server.api.response_models import (
     VersionResponse,
     json_response,
 )
+from headway.server.api.wait_report import with_metrics
 from headway.server.http.asgi_io import record_of, send_bytes, send_json, until_disconnect
 from headway.server.http.draining import SHUTTING_DOWN
 from headway.server.limits import LIMITS
@@ -115,7 +118,8 @@ class GenerationRoute(ABC, Generic[_B, _R]):
             if job.stream:
                 await self._stream(generation, await self._events(given, generation), record, send)
             else:
-                await send_bytes(send, await self._whole(given, generation))
+                body = await self._whole(given, generation)
+                await send_bytes(send, with_metrics(body, generation.metrics), headers=generation.wait.headers)
 
     async def _forecast(self, job: Job, *, arrival_s: float) -> Forecast | None:
         """Predict the output lengths. Returns None if lengths are neither predicted nor logged, for a beam search, and
@@ -127,28 +131,33 @@ class GenerationRoute(ABC, Generic[_B, _R]):
         return await forecast(views, n=job.n, thread=thread, metrics=self._services.metrics, arrival_s=arrival_s)
 
     async def _stream(self, generation: Generation, events: EventStream, record: AccessRecord, send: Send) -> None:
-        started = False
+        has_head = has_begun = False
         try:
             async with generation:
                 async for deltas in generation:
+                    if not has_head and (deltas or self._is_worth_telling(generation)):
+                        has_head = True
+                        await send(_head(generation))
                     for place in range(0, len(deltas), LIMITS.deltas_at_once):
                         part = deltas[place : place + LIMITS.deltas_at_once]
-                        data = events.write(part) if started else events.begin() + events.write(part)
-                        if not started:
-                            started = True
-                            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                        data = events.write(part) if has_begun else events.begin() + events.write(part)
+                        has_begun = True
                         if data:
                             await send({"type": "http.response.body", "body": data, "more_body": True})
                         if len(deltas) > LIMITS.deltas_at_once:
                             await asyncio.sleep(0)
             last = events.end()
         except Exception as error:
-            if not started:
+            if not has_head:
                 raise
             failure = from_exception(error)
             record.note_error(failure)
-            last = events.fail(failure)
+            last = events.fail(failure) if has_begun else events.begin() + events.fail(failure)
         await send({"type": "http.response.body", "body": last})
+
+    def _is_worth_telling(self, generation: Generation) -> bool:
+        """Whether the client should get the forecast before the first token."""
+        return self._services.config.early_headers and generation.wait.is_long(time.perf_counter())
 
     def _scheduling(self, request: _R) -> Scheduling:
         return scheduling_of(request, self._services.classes)
@@ -164,6 +173,12 @@ class GenerationRoute(ABC, Generic[_B, _R]):
 
     @abstractmethod
     async def _events(self, given: _B, generation: Generation) -> EventStream: ...
+
+
+def _head(generation: Generation) -> Message:
+    """Return the beginning of a stream, with what is expected of it."""
+    expected = [(name.encode(), value.encode()) for name, value in generation.wait.expected_headers.items()]
+    return {"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *expected]}
 
 
 def _view(job: Job, prompt: Prompt, info: EngineReady) -> PromptView:

@@ -164,6 +164,11 @@ class _Snapshot(Collector):
             ("request_generation_tokens", "Tokens generated for a sequence.", metrics.generation_length),
             ("scheduler_time_seconds", "Planning, per step.", metrics.schedule_time),
             ("length_prediction_time_seconds", "Waiting for a predicted length.", metrics.prediction_time),
+            (
+                "forecast_error_ratio",
+                "Error of the forecast of a first token, as a share of its time (of 200 ms, if that was shorter).",
+                metrics.forecast_error,
+            ),
         ):
             yield self._histograms(name, help_text, {(): histogram}, labels=())
         by_kind: dict[tuple[str, ...], Histogram] = {
@@ -200,6 +205,9 @@ class _Snapshot(Collector):
         yield self._counter("event_loop_stalled_seconds", "How long in all.", stalls.seconds)
         yield self._counter(
             "front_end_restarts", "Times this process had to be started again.", metrics.num_front_end_restarts
+        )
+        yield self._counter(
+            "forecasts_missing", "Requests whose first token came without a forecast.", metrics.num_missing_forecasts
         )
         yield from self._prediction_metrics()
         yield from self._class_metrics()

@@ -28,6 +28,7 @@ STEP_BUCKETS_S = (
 WINDOW_S = 60.0
 STEP_KINDS = ("decode", "prefill", "mixed")
 FINISH_REASONS = ("stop", "length", "abort", "error")
+ERROR_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0, 10.0)
 TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
 
 
@@ -195,6 +196,10 @@ class ServerMetrics:
         self.prediction_error = 0.0
         self.num_checked_predictions = 0
         self.num_missing_predictions = 0
+        self.forecast_error = Histogram(ERROR_BUCKETS)
+        """Of the forecasts of first tokens, as shares of the actual times, or of 200 ms if these were shorter."""
+        self.num_missing_forecasts = 0
+        """Requests that had no forecast when their first token came."""
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self.responses: dict[tuple[str, int], int] = {}
         self.num_answering = 0
@@ -250,6 +255,13 @@ class ServerMetrics:
         """Record a prediction's error: the absolute difference of the logarithms of predicted and actual length."""
         self.prediction_error += log_error
         self.num_checked_predictions += 1
+
+    def observe_forecast(self, error: float | None) -> None:
+        """Record the error of the forecast of a request's first token; None if there was no forecast."""
+        if error is None:
+            self.num_missing_forecasts += 1
+        else:
+            self.forecast_error.observe(error)
 
     def count_response(self, route: str, status: int) -> None:
         """Count an HTTP answer by route and status."""
