@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections import Counter, deque
 from collections.abc import Iterable
 
 from headway.core.request import Request
 
-_STEPS = tuple(sorted({round(2.0 ** (power / 2)) for power in range(25)}))
+_STEPS: tuple[int, ...] = tuple(sorted({round(math.pow(2.0, power / 2)) for power in range(25)}))
 """The numbers of steps for which departures are computed: 1, 2, 3, 4, 6, 8 … 4096."""
 
 

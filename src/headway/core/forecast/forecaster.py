@@ -204,7 +204,7 @@ class Forecaster:
     def _lanes(self, batch: _Batch, ahead: Waiting, most_short: int) -> _Lanes:
         """Divide the tokens ahead into those of prompts that are longer than `most_short`, and of others."""
         totals = self._live.totals
-        num_short = sum(left for length, left in batch.prompts if length <= most_short)
+        num_short = float(sum(left for length, left in batch.prompts if length <= most_short))
         if totals.num_tokens:
             num_short += ahead.num_tokens * totals.up_to_size(most_short).num_tokens / totals.num_tokens
         return _Lanes(batch.num_prompt_tokens + ahead.num_tokens - num_short, num_short)
