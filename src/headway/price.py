@@ -82,11 +82,6 @@ def check_price(per_hour: float, name: str = "price_per_hour") -> float:
     return per_hour
 
 
-def share_of(prompt_s: float, output_s: float) -> float | None:
-    """The share of prompts in the time of steps; `None` if there were none."""
-    return prompt_s / (prompt_s + output_s) if prompt_s + output_s > 0 else None
-
-
 def price_text(price: float | None) -> str:
     """A price with four significant digits, so that cheap tokens are not free."""
     if price is None:

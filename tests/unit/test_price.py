@@ -7,7 +7,7 @@ import math
 import pytest
 
 from headway.errors import ConfigError
-from headway.price import TokenPrices, Use, check_price, price_text, share_of
+from headway.price import TokenPrices, Use, check_price, price_text
 
 
 def test_the_price_of_an_hour_is_divided_by_time_and_then_by_tokens() -> None:
@@ -53,8 +53,3 @@ def test_a_price_is_finite_and_above_0(price: float) -> None:
 )
 def test_cheap_tokens_are_not_written_as_free(price: float | None, text: str) -> None:
     assert price_text(price) == text
-
-
-def test_shares() -> None:
-    assert share_of(1.0, 3.0) == 0.25
-    assert share_of(0.0, 0.0) is None

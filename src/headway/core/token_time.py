@@ -18,7 +18,6 @@ from typing import Annotated
 from headway.core.scheduler_output import SchedulerOutput
 from headway.core.step_time import DecodePace
 from headway.counters import Counter, Statistics
-from headway.price import share_of
 
 
 class TokenTimeStats(Statistics):
@@ -32,7 +31,8 @@ class TokenTimeStats(Statistics):
     @property
     def prompt_share(self) -> float | None:
         """The share of prompts in the time of all steps; `None` if there were none."""
-        return share_of(self.prompt_s, self.output_s)
+        whole_s = self.prompt_s + self.output_s
+        return self.prompt_s / whole_s if whole_s > 0 else None
 
 
 class TokenTime:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from headway.core.token_time import TokenTimeStats
 from headway.errors import ConfigError, HeadwayError
-from headway.price import share_of
 from headway.sampling_params import SamplingParams
 from headway_lab.bench.timelines import BatchSample, RequestTimeline, RoundTimes, SampleLog, sample_of
 from headway_lab.workload.bench_requests import BenchRequest, Work
@@ -150,7 +150,7 @@ def _prompt_share_from_now(engine: LLMEngine) -> Callable[[], float | None]:
     """A function that returns which share of the steps' time prompt tokens have taken since now."""
     stats = engine.core.scheduler.token_time.stats
     prompt_s, output_s = stats.prompt_s, stats.output_s
-    return lambda: share_of(stats.prompt_s - prompt_s, stats.output_s - output_s)
+    return lambda: TokenTimeStats(stats.prompt_s - prompt_s, stats.output_s - output_s).prompt_share
 
 
 def check_tokens(work: Work, finished: dict[str, RequestOutput], errors: dict[str, str]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from headway.price import share_of
+from headway.core.token_time import TokenTimeStats
 from headway_lab.bench.http_client import BadResponseError, HttpClient
 
 _PROMPT, _OUTPUT, _DEVICES = "prompt_compute_seconds_total", "generation_compute_seconds_total", "devices"
@@ -42,7 +42,9 @@ class ServerTime:
         if any(mark is None for mark in marks):
             return None
         prompt_s, output_s = self.prompt_s - before.prompt_s, self.output_s - before.output_s  # type: ignore[operator]
-        return share_of(prompt_s, output_s) if min(prompt_s, output_s) >= 0 else None  # else it was started again
+        if min(prompt_s, output_s) < 0:
+            return None  # it was started again
+        return TokenTimeStats(prompt_s, output_s).prompt_share
 
 
 async def ask_time(client: HttpClient) -> ServerTime:

@@ -298,6 +298,10 @@ def _check_engine_options(arguments: argparse.Namespace) -> None:
 
 def _check_replicas(arguments: argparse.Namespace) -> None:
     if arguments.replicas is None:
+        if len(arguments.calibration) > 1 and arguments.objective != COST:
+            raise ConfigError(
+                "--calibration: several are compared with --replicas or --objective cost; without, give one."
+            )
         if arguments.router is not None:
             raise ConfigError("--router divides requests among several engines: give --replicas, e.g. 1-16.")
         if arguments.roles != TOGETHER:
@@ -319,8 +323,6 @@ def _check_cost(arguments: argparse.Namespace) -> None:
 
 
 def _check_calibrations(arguments: argparse.Namespace, found: Sequence[Calibration]) -> None:
-    if len(found) > 1 and arguments.replicas is None and arguments.objective != COST:
-        raise ConfigError("--calibration: several are compared with --replicas or --objective cost; without, give one.")
     if arguments.verify and (len(found) > 1 or found[0].tensor_parallel_size > 1):
         raise ConfigError("--verify measures one engine on one device: give its calibration alone.")
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 from headway.core.request_options import RequestOptions
+from headway.core.token_time import TokenTimeStats
 from headway.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from headway.sampling_params import SamplingParams
 from headway.tracing import span
@@ -87,6 +88,7 @@ class _Scheduler:
 
     def __init__(self, engine: ScriptedEngine) -> None:
         self._engine = engine
+        self.token_time = SimpleNamespace(stats=TokenTimeStats())
 
     @property
     def running(self) -> list[str]:

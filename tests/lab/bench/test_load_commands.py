@@ -15,8 +15,8 @@ import pytest
 
 from headway.cli.main import main
 from headway.console import loading
-from headway.errors import ConfigError
 from headway_lab.bench import load_flags, server_target
+from headway_lab.bench.http_client import ServerUnreachableError
 from headway_lab.bench.server_target import ServerOptions
 from tests.lab.bench.sse_server import DONE, METRICS, Answer, SSEServer, event, steady, text_event
 from tests.lab.bench.test_offline_bench import SHAPE
@@ -118,11 +118,11 @@ def test_a_server_that_is_not_there_is_said_at_once(
     command: str, named: list[str], asked: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def nobody(options: ServerOptions, judging: object) -> NoReturn:
-        raise ConfigError(f"asked {options.base_url}.")
+        raise ServerUnreachableError(f"asked {options.base_url}.")
 
     if asked.endswith(":8000"):  # where another server may be
         monkeypatch.setattr(load_flags, "ServerTarget", nobody)
-    assert main(["bench", command, *named]) == 2
+    assert main(["bench", command, *named]) == 1
     told = capsys.readouterr().err
     assert f"No server answers at {asked} " in told or f"asked {asked}." in told
 

@@ -123,9 +123,9 @@ def test_the_command_measures_merges_and_writes(tmp_path: Path, capsys: pytest.C
     rows = json.loads((tmp_path / "results" / "claims.json").read_text())["rows"]
     assert [row["claim"]["id"] for row in rows] == ["prefix-sharing", "kv-quantisation"]
     assert all(row["outcome"]["where"] == "simulator" and row["trust"] for row in rows)
-    assert "prices" not in rows[0] and set(rows[1]["prices"]) == {"16 bits", "fp8", "int4"}
+    assert "prices" not in rows[0] and set(rows[1]["prices"]) == {"16 bits", "fp8"}
     prices = rows[1]["prices"]
-    assert prices["int4"]["all in"] < prices["16 bits"]["all in"], "more requests fit into the memory"
+    assert prices["fp8"]["all in"] < prices["16 bits"]["all in"], "more requests fit into the memory"
     assert "price, fp8:" in printed.out and rows[1]["command"].endswith("--price-per-hour 3.6")
     table = (tmp_path / "results" / "claims.md").read_text()
     assert "prefix-sharing" in table and "| | price/M input tokens | price/M output tokens | all in |" in table

@@ -370,7 +370,7 @@ def test_numbers_of_replicas(text: str, numbers: list[int]) -> None:
     assert replica_numbers(text) == numbers
 
 
-SLO = ["--slo", "p99_ttft_ms=9"]
+SLO = ["--slo", "p99_ttft_ms=50"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headway.price import TokenPrices, Use, share_of
+from headway.core.token_time import TokenTimeStats
+from headway.price import TokenPrices, Use
 from headway.wire.engine_stats import EngineStats
 
 
@@ -83,10 +84,11 @@ class PriceMeter:
 
     def _prices(self, since: _Mark, device_s: float) -> TokenPrices:
         last = self._last
+        time = TokenTimeStats(max(last.prompt_s - since.prompt_s, 0.0), max(last.output_s - since.output_s, 0.0))
         use = Use(
             device_s,
             max(last.num_input_tokens - since.num_input_tokens, 0),
             max(last.num_output_tokens - since.num_output_tokens, 0),
-            share_of(max(last.prompt_s - since.prompt_s, 0.0), max(last.output_s - since.output_s, 0.0)),
+            time.prompt_share,
         )
         return TokenPrices.of(self._per_hour, use)
