@@ -204,8 +204,8 @@ def _differs(grids: Sequence[HeatGrid], error: float) -> str:
             "Dynamic batches that know no lengths are static ones while requests wait. Those of answers about equally "
             f"long leave {times(max(map(max, dynamic.values)))} at most: of what waits few requests are alike, so that "
             "rare lengths run in batches that are nearly empty.",
-            f"By the share of prompts the widest spread gains {_by_column(prompts)} of the tokens: prompts take the same "
-            "time on both sides.",
+            f"By the share of prompts the widest spread gains {_by_column(prompts)} of the tokens: prompts take "
+            "the same time on both sides.",
             "At a load that static batches keep up with, both serve the same throughput, and the gain is in the wait: "
             f"{times(load.values[-1][0])} shorter at {load.columns[0]}% of that load, {times(load.values[-1][-1])} at "
             f"{load.columns[-1]}%.",
