@@ -25,11 +25,7 @@ from headway_lab.workload.bench_requests import BenchRequest
 
 TRAFFIC_LOG = "traffic.jsonl"
 """A traffic log, as `headway serve --traffic-log` writes it."""
-_LOAD = 1.5
-"""Arrivals as a multiple of what can be served."""
-_ENOUGH = 0.9
-"""A predictor has learned when its rank correlation is this share of the last one."""
-_PUBLISHED_PAIRS, _PUBLISHED_HOURS = 10_000, (4, 6)
+_PUBLISHED = {"pairs": 10_000, "shortest hours": 4, "longest hours": 6}
 
 
 @dataclass(frozen=True)
@@ -40,6 +36,10 @@ class Plan:
     """The requests that are predicted."""
     num_served: int
     """How often one of these, drawn anew each time, is sent to be served."""
+    load: float = 1.5
+    """Arrivals as a multiple of what can be served."""
+    enough: float = 0.9
+    """A predictor has learned when its rank correlation is this share of the last one."""
 
 
 def measure_predictor_price(context: Context) -> Outcome:
@@ -56,7 +56,7 @@ def measure_predictor_price(context: Context) -> Outcome:
         context.say(f"training on {' / '.join(f'{count:,}' for count in counts)} pairs")
         curve = [learn(traffic, count) for count in counts]
     served = _serve(context, plan, traffic, curve)
-    enough = next(one for one in curve if one.tau >= _ENOUGH * curve[-1].tau)
+    enough = next(one for one in curve if one.tau >= plan.enough * curve[-1].tau)
     fall = change(served.means_s[-1], served.fcfs_s)
     return Outcome(
         value=float(enough.num_pairs),
@@ -65,7 +65,7 @@ def measure_predictor_price(context: Context) -> Outcome:
         f"{counts[-1]:,} (Kendall tau {curve[-1].tau:.2f}); mean latency per token {percent(fall, signed=True)}"
         + (f"; {_cost_text(curve[-1])}" if curve[-1].cost else ""),
         workload=f"{source}; {plan.num_served:,} requests, drawn from {len(traffic.held_out):,} others, Poisson, "
-        f"{_LOAD:g} times what can be served; at most {RANKING_MAX_NUM_SEQS} at a time",
+        f"{plan.load:g} times what can be served; at most {RANKING_MAX_NUM_SEQS} at a time",
         differs=_differs(curve, served, enough.num_pairs),
         where=context.where,
         chart=Chart(
@@ -131,7 +131,7 @@ def _serve(context: Context, plan: Plan, traffic: Traffic, curve: Sequence[Learn
     chosen = rng.choices(range(len(traffic.held_out)), k=plan.num_served)
     drawn = _drawn(traffic, chosen, rng)
     top = saturation(context, "fcfs", drawn, max_num_seqs=RANKING_MAX_NUM_SEQS)
-    work = drawn.at_rate(_LOAD * top)
+    work = drawn.at_rate(plan.load * top)
 
     def mean_s(label: str, lengths: Sequence[float]) -> float:
         return mean_per_token_s(run_in_order(context, label, work, [lengths[place] for place in chosen]))
@@ -191,11 +191,11 @@ def _name(learned: Learned) -> str:
 def _differs(curve: Sequence[Learned], served: Served, enough: int) -> str:
     last, num_requests = curve[-1], len(served.fcfs.timelines)
     num_steps = len(served.fcfs.num_running)
-    low, high = _PUBLISHED_HOURS
+    pairs, low, high = _PUBLISHED["pairs"], _PUBLISHED["shortest hours"], _PUBLISHED["longest hours"]
     return sentences(
         [
-            f"Published are {_PUBLISHED_PAIRS:,} pairs from {low} to {high} hours of traffic, so "
-            f"{_PUBLISHED_PAIRS / high / 3600:.1f} to {_PUBLISHED_PAIRS / low / 3600:.1f} requests/s. The simulated "
+            f"Published are {pairs:,} pairs from {low} to {high} hours of traffic, so "
+            f"{pairs / high / 3600:.1f} to {pairs / low / 3600:.1f} requests/s. The simulated "
             f"machine serves {served.top:.3g}/s, and sees {enough:,} pairs in {milliseconds(enough / served.top)}; "
             f"what {last.num_pairs:,} pairs teach is {percent(served.shares[-1])} of an oracle's gain.",
             "The published milliseconds a step are a language model that ranks the queue. Here trees predict each "
