@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     claims = find_claims(arguments.names)
     if arguments.list:
         for claim in claims:
-            print(f"{claim.id:<18}{claim.title}\n{'':18}{claim.published}\n{'':18}{claim.source}")
+            print(f"{claim.id:<20}{claim.title}\n{'':20}{claim.published}\n{'':20}{claim.source}")
         return 0
     if arguments.table or arguments.html:
         return _show_kept(arguments)
@@ -152,7 +152,7 @@ def _sum_up(rows: list[Row], names: list[str]) -> None:
     for row in rows:
         if row.claim.id in names:
             number = f"{row.outcome.value:.3g} {row.outcome.unit}"
-            print(f"{row.claim.id:<18}{number:<36}{row.outcome.where}")
+            print(f"{row.claim.id:<20}{number:<36}{row.outcome.where}")
 
 
 def _write(folder: Path, results: Results) -> None:

@@ -204,15 +204,19 @@ def _differs(grids: Sequence[HeatGrid], error: float) -> str:
             "Dynamic batches that know no lengths are static ones while requests wait. Those of answers about equally "
             f"long leave {times(max(map(max, dynamic.values)))} at most: of what waits few requests are alike, so that "
             "rare lengths run in batches that are nearly empty.",
-            f"With prompts at {prompts.columns[-1]}% of the tokens the widest spread gains "
-            f"{times(prompts.values[-1][-1])}, at {prompts.columns[0]}% {times(prompts.values[-1][0])}: prompts take "
-            "their time either way.",
+            f"By the share of prompts the widest spread gains {_by_column(prompts)} of the tokens: prompts take "
+            "the same time on both sides.",
             "At a load that static batches keep up with, both serve the same throughput, and the gain is in the wait: "
             f"{times(load.values[-1][0])} shorter at {load.columns[0]}% of that load, {times(load.values[-1][-1])} at "
             f"{load.columns[-1]}%.",
             f"Another order of the same lengths changes the row of the widest spread by {percent(error)} at most.",
         ]
     )
+
+
+def _by_column(grid: HeatGrid) -> str:
+    """The gain at the widest spread, for each column in percent."""
+    return ", ".join(f"{times(one)} at {column}%" for column, one in zip(grid.columns, grid.values[-1], strict=True))
 
 
 def _reached(grid: HeatGrid, bound: float) -> str:

@@ -25,11 +25,7 @@ from headway_lab.workload.bench_requests import BenchRequest
 
 TRAFFIC_LOG = "traffic.jsonl"
 """A traffic log, as `headway serve --traffic-log` writes it."""
-_LOAD = 1.5
-"""Arrivals as a multiple of what can be served."""
-_ENOUGH = 0.9
-"""A predictor has learned when its rank correlation is this share of the last one."""
-_PUBLISHED_PAIRS, _PUBLISHED_HOURS = 10_000, (4, 6)
+_PUBLISHED = {"pairs": 10_000, "shortest hours": 4, "longest hours": 6}
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,13 @@ class Plan:
     counts: Sequence[int]
     """Numbers of pairs to learn from, rising."""
     num_held_out: int
-    """The requests that are predicted and served."""
+    """The requests that are predicted."""
+    num_served: int
+    """How often one of these, drawn anew each time, is sent to be served."""
+    load: float = 1.5
+    """Arrivals as a multiple of what can be served."""
+    enough: float = 0.9
+    """A predictor has learned when its rank correlation is this share of the last one."""
 
 
 def measure_predictor_price(context: Context) -> Outcome:
@@ -53,17 +55,17 @@ def measure_predictor_price(context: Context) -> Outcome:
     if has_ranker():
         context.say(f"training on {' / '.join(f'{count:,}' for count in counts)} pairs")
         curve = [learn(traffic, count) for count in counts]
-    served = _serve(context, traffic, curve)
-    enough = next(one for one in curve if one.tau >= _ENOUGH * curve[-1].tau)
+    served = _serve(context, plan, traffic, curve)
+    enough = next(one for one in curve if one.tau >= plan.enough * curve[-1].tau)
     fall = change(served.means_s[-1], served.fcfs_s)
     return Outcome(
         value=float(enough.num_pairs),
         unit="pairs",
         ours=f"{enough.num_pairs:,} pairs give {percent(enough.tau / curve[-1].tau)} of the rank correlation of "
-        f"{counts[-1]:,} (Kendall tau {curve[-1].tau:.2f}); mean latency {percent(fall, signed=True)}"
+        f"{counts[-1]:,} (Kendall tau {curve[-1].tau:.2f}); mean latency per token {percent(fall, signed=True)}"
         + (f"; {_cost_text(curve[-1])}" if curve[-1].cost else ""),
-        workload=f"{source}; {len(traffic.held_out):,} other requests, Poisson, {_LOAD:g} times what can be served; at "
-        f"most {RANKING_MAX_NUM_SEQS} at a time",
+        workload=f"{source}; {plan.num_served:,} requests, drawn from {len(traffic.held_out):,} others, Poisson, "
+        f"{plan.load:g} times what can be served; at most {RANKING_MAX_NUM_SEQS} at a time",
         differs=_differs(curve, served, enough.num_pairs),
         where=context.where,
         chart=Chart(
@@ -83,10 +85,10 @@ def measure_predictor_price(context: Context) -> Outcome:
 
 def _plan(context: Context) -> Plan:
     if context.testbed.is_cpu:
-        return Plan((100, 200), 60)
+        return Plan((100, 200), 60, 60)
     if context.is_quick:
-        return Plan((100, 300, 1_000), 300)
-    return Plan((100, 300, 1_000, 3_000, 10_000), 1_000)
+        return Plan((100, 300, 1_000), 400, 800)
+    return Plan((100, 300, 1_000, 3_000, 10_000), 1_000, 2_000)
 
 
 def _traffic(context: Context, plan: Plan) -> tuple[Traffic, str]:
@@ -95,10 +97,8 @@ def _traffic(context: Context, plan: Plan) -> tuple[Traffic, str]:
         traffic = recorded_traffic(file, num_held_out=plan.num_held_out, most_pairs=plan.counts[-1])
         return traffic, f"{len(traffic.pairs):,} pairs of {file.name}"
     traffic = made_up_traffic(plan.counts[-1], plan.num_held_out)
-    return (
-        traffic,
-        f"{len(traffic.pairs):,} made-up pairs of 12 applications, whose prompts' last words change the length",
-    )
+    source = f"{len(traffic.pairs):,} made-up pairs of 12 applications, in whose prompts some words tell the length"
+    return traffic, source
 
 
 # ---- what predictions are worth to a scheduler ----------------------------------------------------------------------
@@ -126,21 +126,25 @@ class Served:
         return [(self.fcfs_s - mean_s) / best if best > 0 else 0.0 for mean_s in self.means_s]
 
 
-def _serve(context: Context, traffic: Traffic, curve: Sequence[Learned]) -> Served:
-    drawn = _drawn(context, traffic)
+def _serve(context: Context, plan: Plan, traffic: Traffic, curve: Sequence[Learned]) -> Served:
+    rng = random.Random("held out")
+    chosen = rng.choices(range(len(traffic.held_out)), k=plan.num_served)
+    drawn = _drawn(traffic, chosen, rng)
     top = saturation(context, "fcfs", drawn, max_num_seqs=RANKING_MAX_NUM_SEQS)
-    work = drawn.at_rate(_LOAD * top)
-    oracle = run_in_order(context, "oracle", work, [float(length) for length in traffic.lengths])
-    means_s = [
-        mean_per_token_s(run_in_order(context, f"after {one.num_pairs:,} pairs", work, one.lengths)) for one in curve
-    ]
-    return Served(run_in_order(context, "fcfs", work, None), mean_per_token_s(oracle), means_s, top)
+    work = drawn.at_rate(plan.load * top)
+
+    def mean_s(label: str, lengths: Sequence[float]) -> float:
+        return mean_per_token_s(run_in_order(context, label, work, [lengths[place] for place in chosen]))
+
+    oracle_s = mean_s("oracle", [float(length) for length in traffic.lengths])
+    means_s = [mean_s(f"after {one.num_pairs:,} pairs", one.lengths) for one in curve]
+    return Served(run_in_order(context, "fcfs", work, None), oracle_s, means_s, top)
 
 
-def _drawn(context: Context, traffic: Traffic) -> Drawn:
-    """The held-out requests, one a second."""
-    rng, arrival_s, work = random.Random("held out"), 0.0, []
-    for record in traffic.held_out:
+def _drawn(traffic: Traffic, chosen: Sequence[int], rng: random.Random) -> Drawn:
+    """These of the held-out requests, one a second."""
+    arrival_s, work = 0.0, []
+    for record in (traffic.held_out[place] for place in chosen):
         arrival_s += rng.expovariate(1.0)
         prompt = range(min(record.features.keys.num_prompt_tokens, CHAT_MAX_INPUT))
         work.append(BenchRequest(prompt, min(record.num_output_tokens, CHAT_MAX_OUTPUT), arrival_s=arrival_s))
@@ -187,11 +191,11 @@ def _name(learned: Learned) -> str:
 def _differs(curve: Sequence[Learned], served: Served, enough: int) -> str:
     last, num_requests = curve[-1], len(served.fcfs.timelines)
     num_steps = len(served.fcfs.num_running)
-    low, high = _PUBLISHED_HOURS
+    pairs, low, high = _PUBLISHED["pairs"], _PUBLISHED["shortest hours"], _PUBLISHED["longest hours"]
     return sentences(
         [
-            f"Published are {_PUBLISHED_PAIRS:,} pairs from {low} to {high} hours of traffic, so "
-            f"{_PUBLISHED_PAIRS / high / 3600:.1f} to {_PUBLISHED_PAIRS / low / 3600:.1f} requests/s. The simulated "
+            f"Published are {pairs:,} pairs from {low} to {high} hours of traffic, so "
+            f"{pairs / high / 3600:.1f} to {pairs / low / 3600:.1f} requests/s. The simulated "
             f"machine serves {served.top:.3g}/s, and sees {enough:,} pairs in {milliseconds(enough / served.top)}; "
             f"what {last.num_pairs:,} pairs teach is {percent(served.shares[-1])} of an oracle's gain.",
             "The published milliseconds a step are a language model that ranks the queue. Here trees predict each "
