@@ -15,6 +15,7 @@ import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from headway.installing import install_command
 from headway.loader.dummy import BUILTIN_SHAPES
@@ -137,12 +138,9 @@ def _from_files(name: str | None, number_format: Any) -> Any:
     path = embedded_model_path() if name is None else Path(name).expanduser()
     is_file = path.is_file()
     source = str(path.parent) if is_file else str(name)
-    reader = gguf.GGUFReader
-    try:
-        gguf.GGUFReader = functools.cache(reader)  # transformers reads a file several times, for seconds each
-        with contextlib.redirect_stderr(io.StringIO()):  # its progress bars
-            return transformers.AutoModelForCausalLM.from_pretrained(
-                source, dtype=number_format, gguf_file=path.name if is_file else None
-            )
-    finally:
-        gguf.GGUFReader = reader
+    # transformers reads a GGUF file several times, for seconds each; and it shows progress bars
+    reads_once = mock.patch.object(gguf, "GGUFReader", functools.cache(gguf.GGUFReader))
+    with reads_once, contextlib.redirect_stderr(io.StringIO()):
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            source, dtype=number_format, gguf_file=path.name if is_file else None
+        )
