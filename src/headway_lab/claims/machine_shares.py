@@ -7,13 +7,18 @@ keys and values, and each later one those of all tokens so far. Weights are read
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from headway.models.costs import ModelCosts
-from headway.worker.ceilings import Ceilings
+from headway.core.step_work import StepWork
+from headway.worker.step_costs import planned_costs, step_flops
 from headway_lab.claims.testbed import Run
 from headway_lab.workload.bench_requests import Work
+
+if TYPE_CHECKING:
+    from headway.engine.llm_engine import LLMEngine
+    from headway.worker.ceilings import Ceilings
 
 
 @dataclass(frozen=True)
@@ -26,25 +31,27 @@ class MachineShares:
     """Of arithmetic, without that of padding."""
 
 
-def machine_shares(run: Run, work: Work, costs: ModelCosts, ceilings: Ceilings) -> MachineShares:
+def machine_shares(run: Run, work: Work, engine: LLMEngine, ceilings: Ceilings) -> MachineShares:
     """`work` is what was asked for; the run may have served it padded."""
+    costs = planned_costs(engine.model_config, engine.plan)
     served = [(line.num_prompt_tokens, line.num_output_tokens) for line in run.timelines]
     asked = [(one.num_prompt_tokens, one.num_output_tokens) for one in work]
-    cached = sum(num_out * num_in + num_out * (num_out - 1) // 2 for num_in, num_out in served)
-    num_bytes = costs.weight_bytes * len(run.num_running) + costs.kv_bytes_per_token * cached
+    num_cached = sum(num_out * num_in + num_out * (num_out - 1) // 2 for num_in, num_out in served)
+    num_bytes = costs.weight_bytes * len(run.num_running) + costs.kv_bytes_per_token * num_cached
     most = ceilings.flops_s * run.duration_s
     return MachineShares(
         bandwidth=num_bytes / (ceilings.bandwidth_bytes_s * run.duration_s),
-        compute=_flops(served, costs) / most,
-        useful_compute=_flops(asked, costs) / most,
+        compute=step_flops(_all_of(served), costs) / most,
+        useful_compute=step_flops(_all_of(asked), costs) / most,
     )
 
 
-def _flops(sizes: Iterable[tuple[int, int]], costs: ModelCosts) -> float:
-    total = 0.0
-    for num_in, num_out in sizes:
-        num_rows = num_in + num_out - 1
-        total += costs.linear_flops_per_token * num_rows
-        total += costs.attention_flops_per_pair * num_rows * (num_rows + 1) / 2
-        total += costs.output_flops * num_out
-    return total
+def _all_of(sizes: Sequence[tuple[int, int]]) -> StepWork:
+    """All rows of requests of these prompts and answers, as if one step computed them one by one."""
+    rows = [num_in + num_out - 1 for num_in, num_out in sizes]
+    return StepWork(
+        num_tokens=sum(rows),
+        num_rows=sum(rows),
+        num_sampled=sum(num_out for _, num_out in sizes),
+        num_context_tokens=sum(count * (count + 1) // 2 for count in rows),
+    )

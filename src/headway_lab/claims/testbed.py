@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
     from headway.engine.loaded_model import LoadedModel
     from headway.engine.step_report import EngineStep
-    from headway.models.costs import ModelCosts
     from headway.progress import Meter
     from headway.worker.ceilings import Ceilings
 
@@ -280,13 +279,6 @@ class EngineTestbed:
         from headway.worker.ceilings import measure_ceilings
 
         return measure_ceilings(self._model.plan.device, self._model.plan.dtype)
-
-    @property
-    def costs(self) -> ModelCosts:
-        """What a step of the model costs."""
-        from headway.worker.step_costs import planned_costs
-
-        return planned_costs(self._model.engine.model_config, self._model.plan)
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ import pytest
 from headway.core.step_work import StepWork
 from headway.engine.step_report import EngineStep
 from headway.worker.ceilings import Ceilings
-from headway.worker.step_costs import step_flops, step_read_bytes
+from headway.worker.step_costs import planned_costs, step_flops, step_read_bytes
 from headway_lab.bench.replay import replay
 from headway_lab.bench.timelines import RequestTimeline
 from headway_lab.claims.machine_shares import machine_shares
@@ -88,6 +88,7 @@ def test_the_counted_rows_are_those_that_the_engine_computes(mode: str, tiny: En
     served = rectangular(asked, size) if mode == "rectangular" else asked
     sealing: dict[str, Any] = {} if mode == "continuous" else dict(SEALING)
     engine = tiny.engine(enable_prefix_caching=False, max_num_seqs=size, **sealing)
+    costs = planned_costs(engine.model_config, engine.plan)
     computed: list[int] = []
     giving: list[bool] = []
     flops_and_bytes = [0.0, 0.0]
@@ -97,8 +98,8 @@ def test_the_counted_rows_are_those_that_the_engine_computes(mode: str, tiny: En
         computed.append(stepped.report.num_tokens)
         giving.append(any(update.new_token_ids for update in stepped.report.updates))
         step_work = StepWork.of(stepped.report.snapshot.output)
-        flops_and_bytes[0] += step_flops(step_work, tiny.costs)
-        flops_and_bytes[1] += step_read_bytes(step_work, tiny.costs)
+        flops_and_bytes[0] += step_flops(step_work, costs)
+        flops_and_bytes[1] += step_read_bytes(step_work, costs)
         return stepped
 
     done = replay(engine, served, temperature=0.0, step=step)
@@ -107,7 +108,7 @@ def test_the_counted_rows_are_those_that_the_engine_computes(mode: str, tiny: En
     assert used.num_steps == sum(giving)
     assert (used.waste > 0) == (mode == "rectangular")
     run = Run(done.timelines, 2.0, num_running=[1] * len(computed))
-    shares = machine_shares(run, asked, tiny.costs, Ceilings(bandwidth_bytes_s=1e6, flops_s=1e6))
+    shares = machine_shares(run, asked, engine, Ceilings(bandwidth_bytes_s=1e6, flops_s=1e6))
     assert [2e6 * shares.compute, 2e6 * shares.bandwidth] == pytest.approx(flops_and_bytes)
     assert (shares.useful_compute < shares.compute) == (mode == "rectangular")
 

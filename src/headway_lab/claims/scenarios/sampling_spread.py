@@ -12,8 +12,7 @@ from headway_lab.claims.scenarios.padding import SEALING
 from headway_lab.claims.testbed import EngineTestbed, SimulatedTestbed, Testbed
 from headway_lab.workload.bench_requests import BenchRequest
 
-_SIZE = 16
-_NUM_REQUESTS = 240
+_SIZE, _NUM_REQUESTS = 16, 240
 _TITLE = "Gain by temperature, in the lengths that it gave"
 
 
@@ -109,7 +108,7 @@ def _differs(by_name: dict[str, Answers], gains: dict[str, float], widest: str) 
 SAMPLING_SPREAD = Claim(
     id="sampling-spread",
     title="Temperature and the spread of lengths",
-    published="Higher temperature and top-p make lengths more variable, and so continuous batching more worth.",
+    published="Higher temperature and top-p make lengths more variable, and so continuous batching worth more.",
     source="Articles on continuous batching, without a number",
     workload="not given",
     method="Answers of a model to the same prompts at temperatures 0 to 1.3 and top-p 0.9 and 1; continuous over "
