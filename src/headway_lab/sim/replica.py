@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headway.core import Request, SchedulerOutput
+from headway.core import Request, Scheduler, SchedulerOutput
 from headway.core.create import create_scheduler
 from headway.core.kv.cache_report import CacheChanges, CacheReport
 from headway.core.step_work import StepWork
@@ -80,8 +80,10 @@ class Replica:
         arrivals: Arrivals | None = None,
         *,
         answers: Mapping[str, Sequence[int]] | None = None,
+        learned: Scheduler | None = None,
     ) -> None:
-        """`arrivals`: blocks that the replica fetches from others. `answers`: the tokens of requests, by their ids."""
+        """`arrivals`: blocks that the replica fetches from others. `answers`: the tokens of requests, by their ids.
+        `learned`: knows of steps and guesses what the replica's scheduler is to know at the start."""
         self.clock = VirtualClock()
         self._after_s = machine.host.after
         self.executor = SimulatedExecutor(
@@ -97,6 +99,8 @@ class Replica:
         self.core = EngineCore(
             create_scheduler(scheduler, cache, machine), self.executor, now=self.clock.now, sleep=self.clock.sleep
         )
+        if learned is not None:
+            self.core.scheduler.learn_from(learned)
         self._changes: CacheChanges | None = None
         self.spans: list[tuple[float, float]] = []
         """The times in which it computed: (from, to)."""
