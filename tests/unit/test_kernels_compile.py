@@ -7,8 +7,8 @@ still reads them, and registers that went to memory because there were too few o
 shape and no memory. A kernel that nothing in there launches fails its test. Kernels of this process may be made for the
 interpreter, so the table is worked off in another one; Triton keeps what it has compiled for the next time.
 
-Compiling all launches takes minutes on two cores. So each entry of the table compiles one launch of each kernel, the last
-that is new, which is that of the largest step. With a GPU, or with `HEADWAY_ALL_LAUNCHES=1`, all are compiled.
+Compiling all launches takes minutes on two cores. So each entry of the table compiles one launch of each kernel: the
+largest step among the new ones. With a GPU, or with `HEADWAY_ALL_LAUNCHES=1`, all are compiled.
 """
 
 from __future__ import annotations
