@@ -91,13 +91,18 @@ def run(arguments: argparse.Namespace) -> int:
         say=lambda text: print(text, file=sys.stderr, flush=True),
     )
 
+    kept: list[Row] = []
+
     def keep(row: Row) -> None:
         _show(row)
+        kept.append(row)
         results.put(row)
         if folder is not None:
             _write(folder, results)
 
     measure_all(session, claims, keep)
+    if not kept:
+        raise ConfigError("None of these claims could be measured there; the reasons stand above.")
     _sum_up(results.rows, [claim.id for claim in claims])
     if folder is not None:
         print(f"Wrote claims.md, claims.json and claims.html in {folder}", file=sys.stderr)

@@ -124,13 +124,24 @@ class AlternatingRuns:
     def spread(self, name: str, base: str) -> str:
         """The range of the gain in throughput of one variant over another in single rounds; empty if there was only
         one."""
-        ratios = [own.output_tok_s / other.output_tok_s for own, other in zip(self.rounds[name], self.rounds[base])]
-        if len(ratios) < 2:
-            return ""
-        return (
-            f"Each way had {len(ratios)} rounds, in turns, of which the fastest counts; within single rounds the ratio "
-            f"was {times(min(ratios))} to {times(max(ratios))}."
+        return _spread_of(
+            [own.output_tok_s / other.output_tok_s for own, other in zip(self.rounds[name], self.rounds[base])]
         )
+
+    def spread_of_times(self, name: str, base: str) -> str:
+        """The same for variants of one piece of work, of which one may compute more tokens than were asked for."""
+        return _spread_of(
+            [other.duration_s / own.duration_s for own, other in zip(self.rounds[name], self.rounds[base])]
+        )
+
+
+def _spread_of(ratios: Sequence[float]) -> str:
+    if len(ratios) < 2:
+        return ""
+    return (
+        f"Each way had {len(ratios)} rounds, in turns, of which the fastest counts; within single rounds the ratio was "
+        f"{times(min(ratios))} to {times(max(ratios))}."
+    )
 
 
 def run_alternating(context: Context, ways: Mapping[str, Variant]) -> AlternatingRuns:

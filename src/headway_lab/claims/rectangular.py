@@ -27,7 +27,6 @@ from headway_lab.claims.testbed import Run
 from headway_lab.workload.bench_requests import BenchRequest, Work
 
 _T = TypeVar("_T")
-_FILLER = 0
 
 
 def batches_of(items: list[_T], size: int) -> Iterator[list[_T]]:
@@ -47,7 +46,7 @@ def _padded(batch: list[BenchRequest]) -> list[BenchRequest]:
     return [
         dataclasses.replace(
             one,
-            prompt_token_ids=[_FILLER] * (num_in - one.num_prompt_tokens) + list(one.prompt_token_ids),
+            prompt_token_ids=[0] * (num_in - one.num_prompt_tokens) + list(one.prompt_token_ids),
             num_output_tokens=num_out,
         )
         for one in batch

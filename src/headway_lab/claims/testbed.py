@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from headway.engine.loaded_model import LoadedModel
     from headway.engine.step_report import EngineStep
     from headway.progress import Meter
+    from headway.worker.ceilings import Ceilings
 
 
 Load = Callable[..., "LLMEngine"]
@@ -252,6 +253,13 @@ class EngineTestbed:
         """The engine with a scheduler with these options, for what is no work of fixed lengths. It is that of the
         testbed: use it before the next run."""
         return self._model.reschedule(**options)
+
+    @cached_property
+    def ceilings(self) -> Ceilings:
+        """What the device can do at most, measured once, within a second."""
+        from headway.worker.ceilings import measure_ceilings
+
+        return measure_ceilings(self._model.plan.device, self._model.plan.dtype)
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:

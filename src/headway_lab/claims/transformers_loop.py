@@ -6,8 +6,11 @@ the longest answer has its tokens. A lone request is a batch of one. transformer
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import importlib.util
+import io
 import json
 import time
 from pathlib import Path
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
 
 _NEEDED = ("transformers", "accelerate")
 _REQUIREMENTS = ("transformers>=5,<6", "accelerate>=1")
-_PAD = 0
 
 
 def check_installed() -> None:
@@ -41,7 +43,10 @@ class TransformersLoop:
     """A model in transformers, on one device."""
 
     def __init__(self, model: Any, device: str) -> None:
+        import torch
+
         self.model, self._device = model, device
+        self._num_threads = torch.get_num_threads()
 
     @staticmethod
     def load(model: ModelConfig, *, device: str, dtype: str) -> TransformersLoop:
@@ -61,18 +66,35 @@ class TransformersLoop:
         loaded.generation_config = transformers.GenerationConfig()  # no sampling, no tokens that end an answer
         return TransformersLoop(loaded.to(device).eval(), device)
 
-    def warm_up(self, request: BenchRequest, num_tokens: int) -> None:
-        """Generate a few tokens, so that what is made once is there."""
-        self._generate([dataclasses.replace(request, num_output_tokens=num_tokens)])
+    def warm_up(self, request: BenchRequest, num_tokens: int = 4) -> int:
+        """Generate a few tokens, so that what is made once is there. Returns the number of torch's threads: on a CPU
+        its own choice or a single one, whichever is faster, since on a busy machine its threads wait for each other."""
+        short = [dataclasses.replace(request, num_output_tokens=num_tokens)]
+        self.seconds(short, 1)
+        if self._device == "cpu":
+            taken_s = {}
+            for number in dict.fromkeys((1, self._num_threads)):
+                self._num_threads = number
+                taken_s[number] = self.seconds(short, 1)
+            self._num_threads = min(taken_s, key=lambda number: taken_s[number])
+        return self._num_threads
 
     def seconds(self, work: Work, size: int, progress: Meter | None = None) -> float:
         """Serve the requests in this order, `size` at a time, and return how many seconds that took."""
+        import torch
+
+        callers_threads = torch.get_num_threads()
+        torch.set_num_threads(self._num_threads)
         started_s = time.perf_counter()
-        for batch in batches_of(list(work), size):
-            self._generate(batch)
-            for _ in batch if progress is not None else ():
-                progress.advance()
-        return time.perf_counter() - started_s
+        try:
+            for batch in batches_of(list(work), size):
+                self._generate(batch)
+                if progress is not None:
+                    for _ in batch:
+                        progress.advance()
+            return time.perf_counter() - started_s
+        finally:
+            torch.set_num_threads(callers_threads)
 
     def _generate(self, batch: list[BenchRequest]) -> None:
         import torch
@@ -80,7 +102,7 @@ class TransformersLoop:
         num_in = max(one.num_prompt_tokens for one in batch)
         num_out = max(one.num_output_tokens for one in batch)
         padding = [num_in - one.num_prompt_tokens for one in batch]
-        ids = [[_PAD] * before + list(one.prompt_token_ids) for before, one in zip(padding, batch)]
+        ids = [[0] * before + list(one.prompt_token_ids) for before, one in zip(padding, batch)]
         mask = [[0] * before + [1] * (num_in - before) for before in padding]
         with torch.inference_mode():
             out = self.model.generate(
@@ -88,7 +110,7 @@ class TransformersLoop:
                 attention_mask=torch.tensor(mask, device=self._device),
                 do_sample=False,
                 max_new_tokens=num_out,
-                pad_token_id=_PAD,
+                pad_token_id=0,
             ).cpu()
         if tuple(out.shape) != (len(batch), num_in + num_out):
             raise RuntimeError(f"transformers made {tuple(out.shape)} tokens, not {(len(batch), num_in + num_out)}")
@@ -109,15 +131,18 @@ def _made_up(name: str, number_format: Any) -> Any:
 
 def _from_files(name: str | None, number_format: Any) -> Any:
     """A model from a folder, a hub id, or a GGUF file, whose weights are dequantised."""
+    import gguf
     import transformers
 
     path = embedded_model_path() if name is None else Path(name).expanduser()
-    source, more = (path.parent, {"gguf_file": path.name}) if path.is_file() else (name, {})
-    logging = transformers.utils.logging
-    had_bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    is_file = path.is_file()
+    source = str(path.parent) if is_file else str(name)
+    reader = gguf.GGUFReader
     try:
-        return transformers.AutoModelForCausalLM.from_pretrained(source, dtype=number_format, **more)
+        gguf.GGUFReader = functools.cache(reader)  # transformers reads a file several times, for seconds each
+        with contextlib.redirect_stderr(io.StringIO()):  # its progress bars
+            return transformers.AutoModelForCausalLM.from_pretrained(
+                source, dtype=number_format, gguf_file=path.name if is_file else None
+            )
     finally:
-        if had_bars:
-            logging.enable_progress_bar()
+        gguf.GGUFReader = reader

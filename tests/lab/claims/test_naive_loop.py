@@ -44,11 +44,14 @@ class Counting:
 
 def test_a_batch_is_padded_on_the_left_and_goes_on_to_the_longest_answer() -> None:
     model = Counting()
-    TransformersLoop(model, "cpu").seconds(WORK, 2)
+    loop = TransformersLoop(model, "cpu")
+    loop.seconds(WORK, 2)
     assert model.calls == [
         ([[0, 0, 0, 0, 5, 5, 5], [5] * 7], [[0, 0, 0, 0, 1, 1, 1], [1] * 7], 4),
         ([[5, 5]], [[1, 1]], 6),
     ]
+    assert loop.warm_up(WORK[0], 3) in (1, torch.get_num_threads())
+    assert [num_new for _, _, num_new in model.calls[2:]] == [3] * (len(model.calls) - 2)
     with pytest.raises(RuntimeError, match="transformers made"):
         TransformersLoop(Counting(more=-1), "cpu").seconds(WORK, 1)
 

@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 
+from headway.core.step_work import StepWork
 from headway.engine.step_report import EngineStep
+from headway.worker.ceilings import Ceilings
+from headway.worker.step_costs import planned_costs, step_flops, step_read_bytes
 from headway_lab.bench.replay import replay
 from headway_lab.bench.timelines import RequestTimeline
+from headway_lab.claims.machine_shares import machine_shares
 from headway_lab.claims.rectangular import Usage, batches_of, rectangular
 from headway_lab.claims.scenarios.padding import SEALING
 from headway_lab.claims.testbed import EngineTestbed, Run, SimulatedTestbed
@@ -84,13 +88,18 @@ def test_the_counted_rows_are_those_that_the_engine_computes(mode: str, tiny: En
     served = rectangular(asked, size) if mode == "rectangular" else asked
     sealing: dict[str, Any] = {} if mode == "continuous" else dict(SEALING)
     engine = tiny.engine(enable_prefix_caching=False, max_num_seqs=size, **sealing)
+    costs = planned_costs(engine.model_config, engine.plan)
     computed: list[int] = []
     giving: list[bool] = []
+    flops_and_bytes = [0.0, 0.0]
 
     def step() -> EngineStep:
         stepped = engine.step()
         computed.append(stepped.report.num_tokens)
         giving.append(any(update.new_token_ids for update in stepped.report.updates))
+        step_work = StepWork.of(stepped.report.snapshot.output)
+        flops_and_bytes[0] += step_flops(step_work, costs)
+        flops_and_bytes[1] += step_read_bytes(step_work, costs)
         return stepped
 
     done = replay(engine, served, temperature=0.0, step=step)
@@ -98,6 +107,10 @@ def test_the_counted_rows_are_those_that_the_engine_computes(mode: str, tiny: En
     assert used.num_rows == sum(computed)
     assert used.num_steps == sum(giving)
     assert (used.waste > 0) == (mode == "rectangular")
+    run = Run(done.timelines, 2.0, num_running=[1] * len(computed))
+    shares = machine_shares(run, asked, engine, Ceilings(bandwidth_bytes_s=1e6, flops_s=1e6))
+    assert [2e6 * shares.compute, 2e6 * shares.bandwidth] == pytest.approx(flops_and_bytes)
+    assert (shares.useful_compute < shares.compute) == (mode == "rectangular")
 
 
 def test_both_testbeds_count_the_same_rows_and_slots(tiny: EngineTestbed) -> None:

@@ -133,6 +133,18 @@ def test_the_command_runs_on_a_real_engine(shape: dict[str, Any], tmp_path: Path
     assert str(tmp_path) not in json.dumps(row)
 
 
+def test_without_any_row_nothing_is_written(
+    shape: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [part for name, value in shape.items() for part in ("--" + name.replace("_", "-"), str(value))]
+    folder = tmp_path / "out"
+    assert main(["claims", "sampling-spread", "--quick", "--on", "engine", *flags, "--output", str(folder)]) == 1
+    printed = capsys.readouterr().err
+    assert "sampling-spread: not measured on the engine: answers have to mean something" in printed
+    assert "None of these claims could be measured" in printed and "Wrote" not in printed
+    assert not list(folder.iterdir())
+
+
 def test_the_list_names_all_claims_and_a_wrong_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["claims", "--list"]) == 0
     printed = capsys.readouterr().out

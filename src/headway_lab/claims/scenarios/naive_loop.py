@@ -21,7 +21,6 @@ _THEIRS, _OURS = "transformers", "Headway"
 _ONE, _BATCHES, _CONTINUOUS = "one at a time", "fixed batches", "continuous batching"
 _SIZE, _CPU_QUICK_SIZE = 16, 4
 _PUBLISHED = "24× on LLaMA-13B, 3–5× on an H100"
-_WARM_UP_TOKENS = 4
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def measure_naive_loop(context: Context) -> Outcome:
     testbed = context.testbed if isinstance(context.testbed, EngineTestbed) else None
     if testbed is not None:
         check_installed()
-    drawn = spread_answers(context, context.sized(tiny=12, short=32, full=400, gpu=48))
+    drawn = spread_answers(context, context.sized(tiny=8, short=32, full=400, gpu=48))
     size = context.sized(tiny=_CPU_QUICK_SIZE, short=_SIZE, full=_SIZE)
     loops = _measure(context, testbed, drawn.at_once(), size)
     ratios = {name: rate / loops.base for name, rate in loops.rates.items()}
@@ -104,7 +103,8 @@ def _theirs_s(
     started_s = perf_counter()
     loop = TransformersLoop.load(model, **options)
     context.say(f"loaded in {_THEIRS} in {perf_counter() - started_s:.0f} s")
-    loop.warm_up(work[0], _WARM_UP_TOKENS)
+    num_threads = loop.warm_up(work[0])
+    context.say(f"{_THEIRS} runs with {num_threads} thread{'s' if num_threads > 1 else ''} here")
     best: dict[str, float] = {}
     for _ in range(1 if context.is_quick else context.num_rounds):
         for way, size in sizes.items():
@@ -139,7 +139,7 @@ def _differs(loops: Loops) -> str:
             "of it; on a CPU arithmetic, which each request brings, limits it."
             if batching < program
             else f"Published are {_PUBLISHED}.",
-            loops.turns.spread(_CONTINUOUS, _ONE),
+            loops.turns.spread_of_times(_CONTINUOUS, _ONE),
         ]
     )
 

@@ -10,18 +10,19 @@ from typing import Any
 
 from headway_lab.claims.claim import Chart, Line, Outcome, percent, sentences, times
 from headway_lab.claims.context import AlternatingRuns, Claim, Context, Variant, run_alternating
+from headway_lab.claims.machine_shares import MachineShares, machine_shares
 from headway_lab.claims.published_workloads import equal, spread_answers
 from headway_lab.claims.rectangular import Usage, rectangular
+from headway_lab.claims.testbed import EngineTestbed
 from headway_lab.workload.bench_requests import BenchRequest
 
 RECTANGULAR, SEALED, CONTINUOUS = "rectangular", "sealed, no padding", "continuous"
 SEALING: Mapping[str, Any] = {"batching": "static", "prefill_mode": "prefill-first"}
 
-_SIZES = (4, 8, 16, 32, 64)
+_SIZES = (8, 16, 32, 64)
 """Batch limits in the simulator."""
-_SIZE = 16
-"""The batch limit of the numbers in the table, and of the published example."""
-_CPU_QUICK_SIZE = 8
+_SIZE, _CPU_QUICK_SIZE = 16, 8
+"""The batch limit of the numbers in the table and of the published example; of a quick run on a CPU."""
 _MANY, _FEW = 2_000, 50
 _PUBLISHED_WASTE = (0.6, 0.8)
 _PUBLISHED_BUSY = (0.4, 0.75)
@@ -63,6 +64,7 @@ def measure_padding(context: Context) -> Outcome:
     by_size = {one: ways_of(context, work, one) for one in sizes}
     ways = by_size[size]
     usage = ways.usage
+    shares = _shares(context, ways, work)
     return Outcome(
         value=100 * usage[RECTANGULAR].waste,
         unit="% padding",
@@ -71,14 +73,25 @@ def measure_padding(context: Context) -> Outcome:
         f"{percent(usage[CONTINUOUS].busy)} when continuous; throughput {times(ways.gains[SEALED])} without padding, "
         f"{times(ways.gains[CONTINUOUS])} continuous",
         workload=f"{drawn.text}, all at once; at most {size} at a time{context.divided}",
-        differs=_differs(context, work, ways, size),
+        differs=_differs(work, ways, shares, size),
         where=context.where,
         chart=_chart(by_size),
-        numbers={**_numbers(ways), **_examples(context)},
+        numbers={**_numbers(ways, shares), **_examples(context)},
     )
 
 
-def _numbers(ways: Ways) -> dict[str, dict[str, float]]:
+def _shares(context: Context, ways: Ways, work: list[BenchRequest]) -> dict[str, MachineShares]:
+    """Shares of the machine's ceilings, by way. Empty in the simulator, which knows none, and where the engine is
+    faster than the ceiling of arithmetic, since it multiplies integers there."""
+    testbed = context.testbed
+    if not isinstance(testbed, EngineTestbed):
+        return {}
+    engine, ceilings = testbed.engine(), testbed.ceilings
+    shares = {way: machine_shares(run, work, engine, ceilings) for way, run in ways.turns.best.items()}
+    return shares if all(share.compute <= 1 for share in shares.values()) else {}
+
+
+def _numbers(ways: Ways, shares: Mapping[str, MachineShares]) -> dict[str, dict[str, float]]:
     return {
         way: {
             "padding, % of computed rows": 100 * used.waste,
@@ -88,6 +101,15 @@ def _numbers(ways: Ways) -> dict[str, dict[str, float]]:
             "output tokens/s": used.tok_s,
             "to rectangular": ways.gains[way],
         }
+        | (
+            {
+                "arithmetic used, %": 100 * shares[way].compute,
+                "without padding, %": 100 * shares[way].useful_compute,
+                "bandwidth used, %": 100 * shares[way].bandwidth,
+            }
+            if shares
+            else {}
+        )
         for way, used in ways.usage.items()
     }
 
@@ -131,7 +153,7 @@ def _chart(by_size: Mapping[int, Ways]) -> Chart:
     )
 
 
-def _differs(context: Context, work: list[BenchRequest], ways: Ways, size: int) -> str:
+def _differs(work: list[BenchRequest], ways: Ways, shares: Mapping[str, MachineShares], size: int) -> str:
     usage, (low, high) = ways.usage, _PUBLISHED_WASTE
     waste = usage[RECTANGULAR].waste
     place = "within" if low <= waste <= high else "above" if waste > high else "below"
@@ -149,11 +171,15 @@ def _differs(context: Context, work: list[BenchRequest], ways: Ways, size: int) 
             f"Without padding a sealed batch leaves as many slots idle, but the idle ones compute nothing: the same "
             f"requests take {percent(batch_s[SEALED] / batch_s[RECTANGULAR])} of the time, and continuous batching "
             f"takes {percent(batch_s[CONTINUOUS] / batch_s[RECTANGULAR])}.",
-            "Fewer rows save less time than their share where a step mostly reads weights, which it does whatever is "
-            "in it."
+            "Fewer rows save less time than their share: a step whose slots are idle reads all weights still."
             if batch_s[SEALED] / batch_s[RECTANGULAR] > 1.3 * (1 - waste)
             else "",
-            ways.turns.spread(CONTINUOUS, RECTANGULAR),
+            f"Of the arithmetic that this machine can do, {percent(shares[RECTANGULAR].useful_compute)} goes into "
+            f"tokens that were asked for when batches are rectangular, {percent(shares[CONTINUOUS].useful_compute)} "
+            "when continuous."
+            if shares
+            else "",
+            ways.turns.spread_of_times(CONTINUOUS, RECTANGULAR),
         ]
     )
 

@@ -12,8 +12,7 @@ from headway_lab.claims.scenarios.padding import SEALING
 from headway_lab.claims.testbed import EngineTestbed, SimulatedTestbed, Testbed
 from headway_lab.workload.bench_requests import BenchRequest
 
-_SIZE = 16
-_NUM_REQUESTS = 400
+_SIZE, _NUM_REQUESTS = 16, 240
 _TITLE = "Gain by temperature, in the lengths that it gave"
 
 
@@ -93,8 +92,8 @@ def _differs(by_name: dict[str, Answers], gains: dict[str, float], widest: str) 
             f"The prompts alone spread the answers: greedily, with one answer to a prompt, by {greedy.spread:.2f} of "
             f"their mean. Sampling lets answers to one prompt differ, by {by_name['T 1'].spread_of_a_prompt:.2f} of "
             f"the mean at temperature 1; over all of them the spread {'grows' if grows else 'does not grow'}.",
-            f"The widest spread is at {widest}, and the gain there is {times(gains[widest])}; the least gain is "
-            f"{times(gains[least])}, at {least}.",
+            f"The widest spread ({widest}) gives a gain of {times(gains[widest])}; the least gain is "
+            f"{times(gains[least])} ({least}).",
             f"At temperature 1.3 {percent(hottest.share_cut)} of the answers run to the maximum of "
             f"{hottest.max_tokens:,} tokens: this model loses its thread and its end with it, so that answers are "
             "longer and more alike."
@@ -109,7 +108,7 @@ def _differs(by_name: dict[str, Answers], gains: dict[str, float], widest: str) 
 SAMPLING_SPREAD = Claim(
     id="sampling-spread",
     title="Temperature and the spread of lengths",
-    published="Higher temperature and top-p make lengths more variable, and so continuous batching more worth.",
+    published="Higher temperature and top-p make lengths more variable, and so continuous batching worth more.",
     source="Articles on continuous batching, without a number",
     workload="not given",
     method="Answers of a model to the same prompts at temperatures 0 to 1.3 and top-p 0.9 and 1; continuous over "
