@@ -10,14 +10,12 @@ from __future__ import annotations
 import argparse
 from unittest.mock import patch
 
-import numpy as np
 import torch
 from quantized_gemm import timed
 
-from headway.attention.base import AttentionBatch
 from headway.attention.triton_paged import NUM_PARTS, TritonPagedAttention
-from headway.kv.layer_cache import LayerKVCache
 from headway.worker.ceilings import measure_ceilings
+from headway_lab.bench.attention_times import AttentionCase, AttentionWork, HeadShape
 
 HEAD_DIM, BLOCK = 128, 64
 PAST_CACHE_BYTES, CACHE_BYTES = 250e6, 4e9
@@ -54,40 +52,14 @@ def main() -> None:
 
 def attend(new: int, context: int, requests: int, num_heads: int, num_kv_heads: int) -> tuple[float, int, torch.Tensor]:
     """µs of a layer, most parts of a context, and what comes out of the first."""
-    total = context + new
-    blocks_each = -(-total // BLOCK)
-    num_layers = int(max(2, PAST_CACHE_BYTES // (4 * HEAD_DIM * num_kv_heads * total * requests)))
     torch.manual_seed(0)
-    caches = []
-    for _ in range(num_layers):
-        cache = LayerKVCache.zeros(
-            blocks_each * requests, num_kv_heads, HEAD_DIM, BLOCK, dtype=torch.bfloat16, device="cuda"
-        )
-        cache.k.normal_()
-        cache.v.normal_()
-        caches.append(cache)
-    backend = TritonPagedAttention(caches, num_heads)
-    lens, totals = np.full(requests, new), np.full(requests, total)
-    tiles = backend.query_tiles(lens, totals, 0, num_tokens=new * requests)
-    table = torch.randperm(blocks_each * requests, device="cuda").int().view(requests, blocks_each)
-    backend.plan(
-        AttentionBatch(
-            num_tokens=new * requests,
-            num_requests=requests,
-            max_query_len=new,
-            max_seq_len=total,
-            query_start=torch.arange(0, new * requests + 1, new, dtype=torch.int32, device="cuda"),
-            seq_lens=torch.full((requests,), total, dtype=torch.int32, device="cuda"),
-            block_table=table,
-            slot_mapping=torch.full((new * requests,), -1, dtype=torch.int32, device="cuda"),
-            rows=torch.arange(requests, dtype=torch.int32, device="cuda"),
-            num_single=0,
-            tiles=torch.from_numpy(tiles).cuda(),
-        )
-    )
-    q = torch.randn(new * requests, num_heads, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
-
-    return timed(lambda layer: backend.run(layer, q), num_layers), int(tiles[:, NUM_PARTS].max()), backend.run(0, q)
+    shape = HeadShape(num_heads, num_kv_heads, HEAD_DIM, "bfloat16", "bfloat16")
+    work = AttentionWork(requests, new, context + new)
+    case = AttentionCase.of("cuda", shape, work, BLOCK, past_cache_bytes=PAST_CACHE_BYTES)
+    case.backend.plan(case.scattered)
+    tiles = case.scattered.tiles
+    assert tiles is not None
+    return timed(case.run, len(case.backend.kv_caches)), int(tiles[:, NUM_PARTS].max()), case.run(0)
 
 
 if __name__ == "__main__":

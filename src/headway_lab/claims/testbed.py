@@ -166,19 +166,31 @@ class EngineTestbed:
     where: Where = "engine"
 
     def __init__(self, load: Load, *, name: str) -> None:
-        self._load = load
-        self._name = name
-        self._model = _loaded(load())
+        self._load, self._name = load, name
+        self._current = _loaded(load())
+        self._loaded_with: dict[str, Any] = {}
         self._options: dict[str, Any] = {}
+        plan = self._current.plan
+        self._device = plan.device
+        self._description = f"engine: {name} on {device_name(plan.device)}, {plan.dtype}, KV {plan.kv_dtype}"
+
+    @property
+    def _model(self) -> LoadedModel:
+        """The model, loaded again if it should have other options."""
+        if self._loaded_with != self._options:
+            self._current.shutdown()
+            self._current = _loaded(self._load(**self._options))
+            self._loaded_with = self._options
+        return self._current
 
     @property
     def description(self) -> str:
-        plan = self._model.plan
-        return f"engine: {self._name} on {self.machine}, {plan.dtype}, KV {plan.kv_dtype}"
+        """As at the start."""
+        return self._description
 
     @property
     def machine(self) -> str:
-        return device_name(self._model.plan.device)
+        return device_name(self._device)
 
     @property
     def is_gpu(self) -> bool:
@@ -190,7 +202,7 @@ class EngineTestbed:
 
     @property
     def is_cpu(self) -> bool:
-        return self._model.plan.device == "cpu"
+        return self._device == "cpu"
 
     @property
     def vocab_size(self) -> int:
@@ -235,11 +247,8 @@ class EngineTestbed:
         return Run(done.timelines, done.duration_s, watch.waste, watch.num_running)
 
     def use(self, **options: Any) -> None:
-        """Load the model again if these are other options."""
-        if options != self._options:
-            self._model.shutdown()
-            self._model = _loaded(self._load(**options))
-            self._options = options
+        """The model is loaded again when it is needed next, if these are other options."""
+        self._options = options
 
     def simulated(self) -> SimulatedTestbed:
         """Calibrate the engine, with the model as it is loaded."""
@@ -247,7 +256,7 @@ class EngineTestbed:
 
     def close(self) -> None:
         """Free the model."""
-        self._model.shutdown()
+        self._current.shutdown()
 
     def engine(self, **options: Any) -> LLMEngine:
         """The engine with a scheduler with these options, for what is no work of fixed lengths. It is that of the
@@ -267,13 +276,13 @@ class EngineTestbed:
         if self.is_cpu:
             yield
             return
-        self._model.shutdown()
+        self._current.shutdown()
         _free_cached_memory()
         try:
             yield
         finally:
             _free_cached_memory()
-            self._model = _loaded(self._load())
+            self._current = _loaded(self._load(**self._loaded_with))
 
     def _part(self, kv_tokens: int | None, max_model_len: int | None) -> dict[str, int]:
         """The memory and the longest request as options, at most as large as the engine's."""

@@ -14,11 +14,13 @@ from headway.cli.main import main
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
 from headway.errors import ConfigError
+from headway_lab.bench.attention_times import AttentionWork, Effort, HeadShape
 from headway_lab.bench.timelines import RequestTimeline
 from headway_lab.claims.claim import Outcome, Where
 from headway_lab.claims.claim_results import On, Session
 from headway_lab.claims.context import Context, Infeasible, Variant, run_alternating
-from headway_lab.claims.scenarios import CLAIMS
+from headway_lab.claims.scenarios import CLAIMS, paging_cost, weight_formats
+from headway_lab.claims.scenarios.paging_cost import Layers, PagingSetup
 from headway_lab.claims.testbed import EngineTestbed, Run, SimulatedTestbed
 from headway_lab.sim import CostModel
 from headway_lab.workload.bench_requests import BenchRequest
@@ -171,3 +173,48 @@ def test_ways_take_turns_and_the_fastest_round_counts() -> None:
     assert served == ["fcfs", "sjf"] * 3
     assert {name: run.duration_s for name, run in turns.best.items()} == {"fcfs": 1.0, "sjf": 2.0}
     assert "3 rounds" in turns.spread("sjf", "fcfs") and "0.20× to 2.00×" in turns.spread("sjf", "fcfs")
+
+
+def test_a_model_is_loaded_anew_only_for_other_options(shape: dict[str, Any]) -> None:
+    loads: list[dict[str, Any]] = []
+
+    def load(**more: Any) -> LLMEngine:
+        loads.append(more)
+        return LLMEngine.from_config(EngineConfig.from_options(**shape, **more))
+
+    place = EngineTestbed(load, name="tiny")
+    for options in ({"max_model_len": 48}, {"max_model_len": 48}, {}, {}):
+        place.use(**options)
+        assert place.kv_tokens > 0
+    place.use(max_model_len=32)
+    assert place.is_cpu and "tiny" in place.description
+    place.close()
+    assert loads == [{}, {"max_model_len": 48}, {}], "only when the model is needed"
+
+
+def test_what_was_not_measured_cannot_be_simulated() -> None:
+    with pytest.raises(ConfigError, match="'quantization' changes cannot be simulated"):
+        SimulatedTestbed(calibration()).use(quantization="int8")
+
+
+def test_claims_about_kernels_and_formats_measure_the_device(
+    shape: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = Layers(
+        "a tiny model",
+        HeadShape(4, 2, 16, "float16", "float32"),
+        AttentionWork(2, 1, 32),
+        AttentionWork(1, 4, 32),
+        Effort(past_cache_bytes=0.0, max_rounds=2, min_rounds=1),
+    )
+    setup = PagingSetup(block_sizes=(1, 16), kv_tokens=16_384, layers={"cpu": small})
+    monkeypatch.setattr(paging_cost, "SETUP", setup)
+    batches = dataclasses.replace(weight_formats.SETUP, batches={"cpu": (1, 2)}, num_in=64, num_out=32)
+    monkeypatch.setattr(weight_formats, "SETUP", batches)
+    flags = [part for name, value in shape.items() for part in ("--" + name.replace("_", "-"), str(value))]
+    names = ("paging-cost", "weight-formats")
+    assert main(["claims", *names, "--quick", *flags, "--output", str(tmp_path / "out")]) == 0
+    kernels, formats = json.loads((tmp_path / "out" / "claims.json").read_text())["rows"]
+    assert kernels["outcome"]["where"] == formats["outcome"]["where"] == "engine"
+    assert kernels["outcome"]["numbers"]["blocks of 1"]["decode: scattered, µs"] > 0
+    assert formats["outcome"]["numbers"]["int8"]["1 at once: ratio"] > 0

@@ -11,13 +11,17 @@ from headway_lab.claims.scenarios.batching_load import BATCH_SIZE, ORCA, QUEUE_D
 from headway_lab.claims.scenarios.chunked_prefill import CHUNKED_PREFILL, SARATHI_CAPACITY
 from headway_lab.claims.scenarios.gain_map import GAIN_MAP
 from headway_lab.claims.scenarios.kv_memory import KV_QUANTISATION, PREEMPTION_TAIL, PREFIX_SHARING
+from headway_lab.claims.scenarios.long_prompt import LONG_PROMPT
 from headway_lab.claims.scenarios.naive_loop import NAIVE_LOOP
 from headway_lab.claims.scenarios.operating import COST, RESERVED_KV, TUNING
 from headway_lab.claims.scenarios.padding import PADDING
+from headway_lab.claims.scenarios.paging_cost import PAGING_COST
 from headway_lab.claims.scenarios.predictor_price import PREDICTOR_PRICE
 from headway_lab.claims.scenarios.quoted_gains import MAGNUS_LATENCY, RANKING_THROUGHPUT
 from headway_lab.claims.scenarios.sampling_spread import SAMPLING_SPREAD
 from headway_lab.claims.scenarios.scheduling_policies import LEARNED_RANKING, MAGNUS, SLO_TAIL
+from headway_lab.claims.scenarios.starvation import STARVATION
+from headway_lab.claims.scenarios.weight_formats import WEIGHT_FORMATS
 
 CLAIMS: dict[str, Claim] = {
     claim.id: claim
@@ -47,6 +51,10 @@ CLAIMS: dict[str, Claim] = {
         RESERVED_KV,
         TUNING,
         COST,
+        PAGING_COST,
+        LONG_PROMPT,
+        STARVATION,
+        WEIGHT_FORMATS,
     )
 }
 

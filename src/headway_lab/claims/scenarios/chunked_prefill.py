@@ -24,6 +24,7 @@ def measure_chunked_prefill(context: Context) -> Outcome:
     rate = _MIXED_LOAD * saturation(context, "chunked", drawn)
     runs = {mode: context.run(mode, drawn.at_rate(rate), prefill_mode=mode) for mode in _CHUNKED_PREFILL_MODES}
     ttft = {mode: run.metrics.ttft.percentiles[95] for mode, run in runs.items()}
+    tails = {mode: run.metrics.ttft.percentiles[99] for mode, run in runs.items()}
     gaps = {mode: run.metrics.itl.percentiles[99] for mode, run in runs.items()}
     against_decode, against_whole = (
         ttft["decode-first"] / ttft["chunked"],
@@ -33,8 +34,10 @@ def measure_chunked_prefill(context: Context) -> Outcome:
     return Outcome(
         value=100 * against_whole,
         unit="% TTFT P95",
-        ours=f"against prefill-first TTFT P95 {percent(against_whole, signed=True)}, P99 between tokens "
-        f"{times(gap_gain)} shorter; against decode-first TTFT P95 {times(against_decode)} shorter",
+        ours=f"against prefill-first TTFT P95 {percent(against_whole, signed=True)}, P99 "
+        f"{percent(change(tails['chunked'], tails['prefill-first']), signed=True)}, P99 between tokens "
+        f"{times(gap_gain)} shorter; against decode-first TTFT P95 {times(against_decode)}, P99 "
+        f"{times(tails['decode-first'] / tails['chunked'])} shorter",
         workload=f"{len(drawn.work):,} requests, {drawn.text}; Poisson, {rate:.3g}/s, {_MIXED_LOAD:.0%} of what can "
         f"be served{context.divided}",
         differs=_chunked_prefill_differs(drawn, runs, against_decode, against_whole, gap_gain),
@@ -44,7 +47,7 @@ def measure_chunked_prefill(context: Context) -> Outcome:
             "milliseconds, log",
             bars={
                 f"{mode}: {name}": values[mode]
-                for name, values in _shown(ttft, gaps).items()
+                for name, values in {"TTFT P95": ttft, "TTFT P99": tails, "between tokens P99": gaps}.items()
                 for mode in _CHUNKED_PREFILL_MODES
             },
             log_y=True,
@@ -53,7 +56,7 @@ def measure_chunked_prefill(context: Context) -> Outcome:
             mode: {
                 "TTFT P50, ms": run.metrics.ttft.percentiles[50],
                 "TTFT P95, ms": ttft[mode],
-                "TTFT P99, ms": run.metrics.ttft.percentiles[99],
+                "TTFT P99, ms": tails[mode],
                 "TTFT P95 of short prompts, ms": 1e3 * _short_ttft_s(drawn, run),
                 "between tokens P99, ms": gaps[mode],
                 "output tokens/s": run.output_tok_s,
@@ -61,10 +64,6 @@ def measure_chunked_prefill(context: Context) -> Outcome:
             for mode, run in runs.items()
         },
     )
-
-
-def _shown(ttft: dict[str, float], gaps: dict[str, float]) -> dict[str, dict[str, float]]:
-    return {"TTFT P95": ttft, "between tokens P99": gaps}
 
 
 def _short_ttft_s(drawn: Drawn, run: Run) -> float:
@@ -87,16 +86,29 @@ def _chunked_prefill_differs(
             "Computing whole prompts first has first tokens early and pays with gaps between tokens: there "
             f"chunks change TTFT P95 by {percent(against_whole, signed=True)} and make the P99 gap {times(gap_gain)} "
             "shorter.",
+            _tail_and_throughput(runs),
             f"Short prompts alone had a TTFT P95 of {short['chunked']} with chunks, "
             f"{short['prefill-first']} prefill-first, {short['decode-first']} decode-first.",
         ]
     )
 
 
+def _tail_and_throughput(runs: dict[str, Run]) -> str:
+    """The published six-fold P99 without loss of throughput, beside both bases."""
+    chunked = runs["chunked"]
+    parts = []
+    for base in ("decode-first", "prefill-first"):
+        ratio = runs[base].metrics.ttft.percentiles[99] / chunked.metrics.ttft.percentiles[99]
+        against = f"{times(ratio)} shorter" if ratio >= 1 else f"{times(1 / ratio)} as long"
+        parts.append(f"{against} at {times(chunked.output_tok_s / runs[base].output_tok_s)} the throughput of {base}")
+    return f"TTFT P99 was published as up to 6× shorter at the same throughput; here it is {' and '.join(parts)}."
+
+
 CHUNKED_PREFILL = Claim(
     id="chunked-prefill",
     title="Chunked prefill on mixed loads",
-    published="Chunked prefill lowers TTFT P95 by 50–70% on mixed loads, and P99 TTFT and time between tokens with it.",
+    published="Chunked prefill lowers TTFT P95 by 50–70% on mixed loads and P99 by up to 6×, without loss of "
+    "throughput, and the time between tokens with them.",
     source="Agrawal et al., Sarathi-Serve (OSDI 2024), and guides that followed",
     workload="short chats and long documents together",
     method="One load at 75% of what can be served; prompts whole before, whole after, or in chunks beside decoding.",
