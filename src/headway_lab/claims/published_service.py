@@ -213,8 +213,8 @@ SERVICE: Sequence[PublishedNumber] = (
         why={
             Verdict.CONFIRMED: "Alone a request has the weights to itself, and guesses cost little. In a large batch "
             "they cost as much as tokens, so few are made.",
-            Verdict.PART: "Guesses make a lone request as fast as published. Weights of half or a quarter of the bytes gain "
-            "less than that, since keys, values and activations are read as before.",
+            Verdict.PART: "Guesses make a lone request as fast as published. Weights of half or a quarter of the bytes "
+            "gain less than that, since keys, values and activations are read as before.",
         },
     ),
     PublishedNumber(
