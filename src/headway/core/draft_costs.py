@@ -12,6 +12,7 @@ is not enough. The time of steps without drafts is measured too, and repeatedly,
 from __future__ import annotations
 
 import collections
+import copy
 
 from headway.core.step_time import DecodePace
 from headway.core.tuning import SPECULATION, STEP_TIME
@@ -25,6 +26,11 @@ class DraftCosts:
         self._plain: dict[int, _Mean] = {}  # steps without drafts, by the size class of the number of requests
         self._num_since = collections.Counter[int]()  # steps with drafts since the last one without, by size class
         self._tables: dict[int, dict[int, _Mean]] = {}  # by the size classes of requests and of drafted tokens
+
+    def learn_from(self, other: DraftCosts) -> None:
+        """Take over what another one has measured."""
+        self._plain, self._tables = copy.deepcopy((other._plain, other._tables))
+        self._num_since = other._num_since.copy()
 
     def observe(self, num_rows: int, num_tokens: int, duration_s: float) -> None:
         """Learn that a step with `num_rows` requests and `num_tokens` drafted tokens has taken this time."""

@@ -114,6 +114,12 @@ class Scheduler:
         self.live.inherit_departures(other.live)
         self._num_steps = other._num_steps
 
+    def learn_from(self, other: Scheduler) -> None:
+        """Know what another scheduler has learned: how long steps take, and what drafts cost and are worth."""
+        self.pace.learn_from(other.pace)
+        if self.speculation is not None and other.speculation is not None:
+            self.speculation.learn_from(other.speculation)
+
     # ---- one step -------------------------------------------------------------------------------------------------
 
     def schedule(self, *, now_s: float = 0.0) -> SchedulerOutput:

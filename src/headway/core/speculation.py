@@ -17,6 +17,7 @@ Drafts do not change which tokens are sampled. They come from a proposer (`headw
 from __future__ import annotations
 
 import collections
+import copy
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Annotated, NamedTuple, Protocol
@@ -129,6 +130,11 @@ class Speculation:
         self._is_verifying = False  # whether the last planned step has drafts
         self._num_steps = 0
         self._num_lookups_left = 0
+
+    def learn_from(self, other: Speculation) -> None:
+        """Take over what another speculation has counted and measured. Both have the same most drafted tokens."""
+        self._chances = copy.deepcopy(other._chances)
+        self._cost.learn_from(other._cost)
 
     def go_ahead(self) -> None:
         """From now on, plan steps before it is known which drafts of earlier ones are right."""

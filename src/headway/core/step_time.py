@@ -10,6 +10,7 @@ There is no clock here: durations are arguments, so the same durations give the 
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import NamedTuple
 
@@ -149,6 +150,12 @@ class StepTimeModel:
             return self._ratio()
         return max(0.0, (self._duration_s - self._num_steps * self._base_s) / self._num_tokens)
 
+    def with_limit(self, max_tokens: int) -> StepTimeModel:
+        """Return a model that has learned the same, of steps with at most `max_tokens` prompt tokens."""
+        model = copy.copy(self)
+        model._max_tokens = max_tokens
+        return model
+
     def observe(self, num_chunk_tokens: int, duration_s: float) -> None:
         """Learn from a step with this many prompt tokens beside its decodes."""
         if num_chunk_tokens < STEP_TIME.free_tokens:
@@ -241,6 +248,11 @@ class DecodePace:
         self.prompt_token_time = PromptTokenTime()
         self._max_tokens = max_tokens
         self._num_late_allowed = 0.0
+
+    def learn_from(self, other: DecodePace) -> None:
+        """Take over what another pace has learned about the time of steps."""
+        self.step_time = other.step_time.with_limit(self._max_tokens)
+        self.decode_time = copy.copy(other.decode_time)
 
     def chunk_tokens(
         self, *, target_s: float, num_decodes: int, num_backlog_tokens: int, limit_s: float = math.inf

@@ -171,8 +171,7 @@ class EngineTestbed:
     where: Where = "engine"
 
     def __init__(self, load: Load, *, name: str) -> None:
-        self._load = load
-        self._name = name
+        self._load, self._name = load, name
         self._current = _loaded(load())
         self._loaded_with: dict[str, Any] = {}
         self._options: dict[str, Any] = {}
@@ -292,8 +291,7 @@ class EngineTestbed:
             yield
         finally:
             _free_cached_memory()
-            self._current = _loaded(self._load(**self._options))
-            self._loaded_with = self._options
+            self._current = _loaded(self._load(**self._loaded_with))
 
     def _part(self, kv_tokens: int | None, max_model_len: int | None) -> dict[str, int]:
         """The memory and the longest request as options, at most as large as the engine's."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headway.core import Request, SchedulerOutput
+from headway.core import Request, Scheduler, SchedulerOutput
 from headway.core.create import create_scheduler
 from headway.core.forecast.answers import RecentAnswers
 from headway.core.kv.cache_report import CacheChanges, CacheReport
@@ -81,8 +81,10 @@ class Replica:
         arrivals: Arrivals | None = None,
         *,
         answers: Mapping[str, Sequence[int]] | None = None,
+        learned: Scheduler | None = None,
     ) -> None:
-        """`arrivals`: blocks that the replica fetches from others. `answers`: the tokens of requests, by their ids."""
+        """`arrivals`: blocks that the replica fetches from others. `answers`: the tokens of requests, by their ids.
+        `learned`: knows of steps and guesses what the replica's scheduler is to know at the start."""
         self.clock = VirtualClock()
         self._after_s = machine.host.after
         self.executor = SimulatedExecutor(
@@ -100,6 +102,8 @@ class Replica:
         )
         # The work's `max_tokens` are the true lengths, which a server would not know.
         self.core.scheduler.forecaster.answers = RecentAnswers(knows_limits=False)
+        if learned is not None:
+            self.core.scheduler.learn_from(learned)
         self._changes: CacheChanges | None = None
         self.spans: list[tuple[float, float]] = []
         """The times in which it computed: (from, to)."""

@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headway.core import Scheduler
+from headway.core.create import create_scheduler
 from headway_lab.bench.online_metrics import OnlineMetrics
 from headway_lab.bench.replay import replay
 from headway_lab.sim.calibration import Calibration
@@ -181,7 +183,7 @@ def check(
     if num_warm_up:
         beginning = apart(work[:num_warm_up], uuid.uuid4().hex)
         replay(engine, beginning, temperature=temperature, now=now, sleep=sleep)
-    before = guess_counts(engine)
+    before, learned = guess_counts(engine), _learned(engine, calibration)
     started_s = now()
     with metered(engine, now=now) as meter:
         result = replay(
@@ -197,7 +199,8 @@ def check(
     measured = OnlineMetrics.of(result.timelines, result.duration_s)
     calibration, answers = _with_guesses(engine, calibration, result.answers, before)
     speed = SpeedProfile.of(calibration.cost, samples, started_s=started_s, drafting=calibration.drafting)
-    simulated = _simulated(engine, calibration, work, seed, answers=answers)
+    simulated = _simulated(engine, calibration, work, seed, answers=answers, learned=learned)
+    follows = _simulated(engine, calibration, work, None, speed, answers=answers, learned=learned)
     plain = [(sample.work, sample.duration_s) for sample in samples if not sample.drafts.num_tokens]
     return Check(
         name=name,
@@ -205,11 +208,19 @@ def check(
         rate=rate,
         load=load,
         speed=speed.overall,
-        rows=error_rows(measured, simulated, _simulated(engine, calibration, work, None, speed, answers=answers)),
+        rows=error_rows(measured, simulated, follows),
         step_errors=fit_errors(calibration.cost.seconds, plain),
         measured=measured,
         simulated=simulated,
     )
+
+
+def _learned(engine: LLMEngine, calibration: Calibration) -> Scheduler:
+    """What the engine's scheduler knows now of steps and guesses. The simulation begins with it: the engine has run
+    before, and sizes its first steps by it."""
+    learned = create_scheduler(engine.config.scheduler, engine.config.cache, calibration.machine())
+    learned.learn_from(engine.core.scheduler)
+    return learned
 
 
 def _with_guesses(
@@ -257,6 +268,7 @@ def _simulated(
     speed: SpeedProfile | None = None,
     *,
     answers: Sequence[Sequence[int]] | None = None,
+    learned: Scheduler | None = None,
     has_guesses: bool = True,
 ) -> OnlineMetrics:
     scheduler = engine.config.scheduler
@@ -270,5 +282,6 @@ def _simulated(
         seed=seed,
         speed=None if speed is None else speed.at,
         answers=answers,
+        learned=learned,
     )
     return OnlineMetrics.of(result.timelines, result.duration_s)

@@ -101,10 +101,16 @@ def run(arguments: argparse.Namespace) -> int:
         sessions[name] = _check_engine(arguments, config, workload, calibration, name)
         if (path := saved[name]) is not None:
             sessions[name].save(path)
-    table = errors_table([check for session in sessions.values() for check in session.checks])
-    if len(variants) > 1:
+    checks = [check for session in sessions.values() for check in session.checks]
+    tables = {
+        "Errors": errors_table(checks),
+        "Errors at the measured speed of the machine": errors_table(checks, at_measured_speed=True),
+    }
+    for title, table in tables.items() if len(variants) > 1 else ():
+        print(title)
         print_table(*table)
-    _write(arguments, sessions, table)
+        print()
+    _write(arguments, sessions, tables)
     return 0
 
 
@@ -133,15 +139,19 @@ def _check_engine(
 
 
 def _write(
-    arguments: argparse.Namespace, sessions: Mapping[str, _Session], table: tuple[list[str], list[list[str]]]
+    arguments: argparse.Namespace,
+    sessions: Mapping[str, _Session],
+    tables: Mapping[str, tuple[list[str], list[list[str]]]],
 ) -> None:
     """Write what --markdown and --output-json ask for."""
     from headway_lab.sim.sim_report import checks_markdown, markdown_table
 
     if arguments.markdown is not None:
         pages = [checks_markdown(one.calibration, one.checks, name=name) for name, one in sessions.items()]
-        summary = ["# Simulated against measured, all variants", "", *markdown_table(table), "", ""]
-        write_text(arguments.markdown, ("\n".join(summary) if len(pages) > 1 else "") + "\n".join(pages))
+        summary = ["# Simulated against measured, all variants", ""]
+        for title, table in tables.items():
+            summary += [f"## {title}", "", *markdown_table(table), ""]
+        write_text(arguments.markdown, "\n".join([*summary, *pages] if len(pages) > 1 else pages))
     if arguments.output_json is not None:
         found = [
             {

@@ -79,17 +79,19 @@ SHORT_TITLES = {
 }
 
 
-def errors_table(checks: Sequence[Check]) -> tuple[list[str], list[list[str]]]:
-    """(titles, rows): a row for each check, with the errors that have a bound; `!` marks those beyond."""
+def errors_table(checks: Sequence[Check], *, at_measured_speed: bool = False) -> tuple[list[str], list[list[str]]]:
+    """(titles, rows): a row for each check, with the errors that have a bound; `!` marks those beyond. With
+    `at_measured_speed`, the errors that remain without those in the time of steps."""
     rows = []
     for check in checks:
         found = {row.key: row for row in check.rows if row.key in TOLERANCES}
-        errors = [
-            f"{percent_text(row.error)}{'' if row.is_within else ' !'}" if (row := found.get(key)) is not None else "–"
+        errors = {key: row.error_at_measured_speed if at_measured_speed else row.error for key, row in found.items()}
+        is_within = {key: error is None or abs(error) <= TOLERANCES[key] for key, error in errors.items()}
+        cells = [
+            f"{percent_text(errors[key])}{'' if is_within[key] else ' !'}" if key in errors else "–"
             for key in TOLERANCES
         ]
-        kept = sum(row.is_within is True for row in found.values())
-        rows.append([_title(check), *errors, f"{check.speed:.2f}", f"{kept} of {len(found)}"])
+        rows.append([_title(check), *cells, f"{check.speed:.2f}", f"{sum(is_within.values())} of {len(found)}"])
     return ["variant, requests, load", *(SHORT_TITLES[key] for key in TOLERANCES), "speed", "kept"], rows
 
 

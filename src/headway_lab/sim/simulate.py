@@ -108,30 +108,32 @@ def simulate(
     seed: int | None = 0,
     speed: Callable[[float], float] | None = None,
     answers: Sequence[Sequence[int]] | None = None,
+    learned: Scheduler | None = None,
     progress: Meter | None = None,
 ) -> Simulation:
     """Replay the work from its first arrival to the end of its last request.
 
     `roles` are those of the replicas; without any, all do both. `seed` draws the spread of steps around their means;
     with `None`, every step takes what the cost model says. `speed`: the factor by which steps are longer at some time.
-    `answers`: the tokens of each request's answer, from which guesses are made and with which they are compared.
+    `answers`: the tokens of each request's answer, in which guesses are looked up. `learned`: replicas begin with what
+    this scheduler knows of steps and guesses.
     """
     if num_replicas > MOST_REPLICAS:
         raise ConfigError(f"A simulation has at most {MOST_REPLICAS} replicas, not {num_replicas:,}.")
     check_guesses(machine, scheduler, answers)
     texts = None if answers is None else {str(place): answer for place, answer in enumerate(answers)}
     cache = cache or CacheConfig().resolve("cpu")  # nothing of it that counts here depends on the device
-    seeds = [None if seed is None else f"{seed}/{place}" for place in range(num_replicas)]
-    variations = [Variation(seed, speed) for seed in seeds]
+    variations = [Variation(None if seed is None else f"{seed}/{place}", speed) for place in range(num_replicas)]
+    make = functools.partial(Replica, scheduler=scheduler, cache=cache, answers=texts, learned=learned)
     if roles is None:
-        replicas = [Replica(machine, scheduler, cache, each, answers=texts) for each in variations]
+        replicas = [make(machine, variation=each) for each in variations]
         return _Cluster(work, replicas, router, progress, max_num_seqs=scheduler.max_num_seqs).run()
     _check_roles(roles, machine, cache, num_replicas)
     decoding = dataclasses.replace(machine, num_host_slots=max(machine.num_host_slots, _num_staged(machine)))
-    prefill = [Replica(machine, scheduler, cache, each, answers=texts) for each in variations[roles.num_decode :]]
+    prefill = [make(machine, variation=each) for each in variations[roles.num_decode :]]
     apart = _Prefill(prefill, roles.num_decode, router, machine, scheduler)
     replicas = [
-        Replica(decoding, scheduler, cache, each, functools.partial(apart.fetch, place), answers=texts)
+        make(decoding, variation=each, arrivals=functools.partial(apart.fetch, place))
         for place, each in enumerate(variations[: roles.num_decode])
     ]
     apart.others = replicas

@@ -62,8 +62,8 @@ def test_a_claim_gives_numbers_texts_and_a_chart(name: str, shared: Context) -> 
     assert all(math.isfinite(number) for numbers in outcome.numbers.values() for number in numbers.values())
     svg = outcome.chart.svg()
     assert svg.startswith("<svg") and "no data" not in svg
-    places = {"queue-depth": "scheduler", "reserved-kv": "arithmetic", "weight-formats": "recorded"}
-    assert outcome.where == places.get(name, "simulator")
+    elsewhere = {"queue-depth": "scheduler", "reserved-kv": "arithmetic", "weight-formats": "recorded"}
+    assert outcome.where == elsewhere.get(name, "simulator")
     for row, numbers in FIGURES.get(name, {}).items():
         assert outcome.numbers[row] == pytest.approx(numbers, rel=2e-3), STALE
     assert name in FIGURES or name in TIMED

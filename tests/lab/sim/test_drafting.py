@@ -166,3 +166,5 @@ def test_one_table_has_the_errors_of_all_checks() -> None:
     assert all(len(row) == len(titles) for row in rows)
     assert rows[0][0] == "same, 2, all at once" and rows[0][-1] == "7 of 7" and "!" not in "".join(rows[0])
     assert rows[1][-1] != "7 of 7" and "!" in "".join(rows[1])
+    checks = [dataclasses.replace(one, rows=error_rows(one.measured, one.simulated, one.measured)) for one in checks]
+    assert errors_table(checks, at_measured_speed=True)[1][1][-1] == "7 of 7", "what is left without errors of steps"

@@ -9,11 +9,13 @@ import pytest
 
 from headway.config import CacheConfig, SchedulerConfig
 from headway.core import KVCacheManager, Request, Scheduler
+from headway.core.create import create_scheduler
 from headway.core.policy.fair import GENERATED_WEIGHT, FairPolicy
 from headway.core.proposers import MAX_MATCH, MIN_MATCH, Draft, NgramProposer
 from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, SchedulerOutput
 from headway.errors import ConfigError
 from headway_lab.sim.simulate import simulate
+from tests.unit.no_model import nominal_plan
 
 FREE, COSTLY = 1e-6, 1.0
 
@@ -244,3 +246,32 @@ def test_a_tenant_pays_for_its_tokens_not_for_guesses() -> None:
         paid.append(policy.served_to("") - prompts - GENERATED_WEIGHT * (computed - prompts))
         assert tokens.num_draft_tokens > tokens.num_accepted_tokens
     assert paid == [0.0, 0.0]
+
+
+def test_a_scheduler_takes_over_what_another_has_learned() -> None:
+    def fresh(most: int = 2048) -> Scheduler:
+        config = SchedulerConfig(max_num_batched_tokens=most, max_num_seqs=8, speculation="ngram").resolve("cpu")
+        return create_scheduler(
+            config, CacheConfig().resolve("cpu"), nominal_plan(num_blocks=64, block_size=16, max_model_len=512)
+        )
+
+    def left_s(scheduler: Scheduler) -> float | None:
+        """What a step of 100 ms with a chunk would take without its four guesses."""
+        assert scheduler.speculation is not None
+        return scheduler.speculation.observe_step(0.1, num_drafts=4, num_decodes=1, num_chunk_tokens=10)
+
+    taught = fresh()
+    assert taught.speculation is not None
+    for num_drafts, seconds in ((0, 0.010), (4, 0.030)):
+        taught.speculation.observe_step(seconds, num_drafts=num_drafts, num_decodes=1, num_chunk_tokens=0)
+    for num_tokens, seconds in ((0, 0.010), (1024, 0.112)):
+        taught.pace.step_time.observe(num_tokens, seconds)
+    learned, small = fresh(), fresh(most=64)
+    assert learned.pace.step_time.chunk_tokens(0.02) == 512, "nothing is known yet"
+    for scheduler in (learned, small):
+        scheduler.learn_from(taught)
+        assert left_s(scheduler) == left_s(taught) != left_s(fresh())
+    assert learned.pace.step_time.chunk_tokens(0.02) == taught.pace.step_time.chunk_tokens(0.02) < 200
+    assert small.pace.step_time.chunk_tokens(10.0) == 64, "limits stay"
+    taught.pace.step_time.observe(1024, 0.001)
+    assert learned.pace.step_time.chunk_tokens(0.02) < 200, "and both learn on for themselves"
