@@ -112,7 +112,7 @@ def price_lines(answer: Answer) -> list[str]:
     now, most = answer.prices(sizing.rate), answer.prices(sizing.highest_rate)
     assert now is not None and most is not None
     return [
-        f"Price: {price_text(answer.fleet_price)} an hour. A million tokens, in / out / in the mean: {_price_text(now)} "
+        f"Price: {price_text(answer.fleet_price)} an hour. A million tokens, in / out / both: {_price_text(now)} "
         f"at this load, {_price_text(most)} with all of the headroom used.",
     ]
 
