@@ -155,9 +155,7 @@ def halving_text(answer: Answer) -> str:
     best = own[0]
     if best.gain <= 1.0:
         return "No single change makes a token cheaper on this device."
-    return (
-        f"No single change halves the price of a token; {best.name} comes closest, with {best.gain:.2f} times the load."
-    )
+    return f"No single change halves the price of a token; closest is {best.name}, with {best.gain:.2f} times the load."
 
 
 def trust_lines(answer: Answer) -> list[str]:
