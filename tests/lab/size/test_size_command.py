@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
-WORK = ["--input-len", "64", "--output-len", "6", "--requests", "40", "--trials", "0", "--max-num-seqs", "16"]
+WORK = ["--input-len", "64", "--output-len", "6", "--requests", "24", "--trials", "0", "--max-num-seqs", "16"]
 SHEET = ["--bandwidth-gb-s", "100", "--tflops", "20", "--memory-gb", "16"]
 
 Run = Callable[..., dict[str, Any]]
