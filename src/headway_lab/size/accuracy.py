@@ -105,7 +105,7 @@ class Accuracy:
         held_out = {one.machine for one in self.steps if not one.was_fitted}
         rows = self.held_out_rows
         p95 = max(one.p95 for one in self.steps if not one.was_fitted)
-        models = " and ".join(dict.fromkeys(_model_text(row) for row in rows))
+        models = ", ".join(dict.fromkeys(_model_text(row) for row in rows))
         mean = statistics.fmean(abs(row.error) for row in rows)
         return (
             "By data sheet. Where it could be checked, on models and formats that its shares were not fitted to: "
@@ -206,4 +206,4 @@ def row_error(row: MeasuredRow, sheet: DataSheet, shares: Shares = MEASURED) -> 
 
 
 def _model_text(row: RowError) -> str:
-    return row.model if row.quantization in ("auto", "none") else f"{row.model} in {row.quantization}"
+    return row.model if row.quantization in ("auto", "none") else f"{row.model} in {row.quantization.upper()}"

@@ -133,10 +133,10 @@ def data_sheet_cost(rank: RankCosts, sheet: DataSheet, shares: Shares = MEASURED
         return data_sheet_seconds(StepWork(2, 1, 0, 0, 1), rank, sheet, shares, num_tokens=number)
 
     lone_s = data_sheet_seconds(StepWork(1, 1, 1, 0), rank, sheet, shares)
-    costs, bandwidth = rank.costs, 1e9 * sheet.bandwidth_gb_s
+    costs, bandwidth, row_lines = rank.costs, 1e9 * sheet.bandwidth_gb_s, _lines(rows, ROW_KNEES)
     return CostModel(
         (
-            *_lines(rows, ROW_KNEES),
+            *row_lines,
             *_lines(tokens, TOKEN_KNEES),
             costs.output_flops / (shares.matmul * 1e12 * sheet.tflops),
             0.0,
@@ -144,7 +144,7 @@ def data_sheet_cost(rank: RankCosts, sheet: DataSheet, shares: Shares = MEASURED
             costs.attention_flops_per_pair / (shares.attention * 1e12 * sheet.tflops),
             0.0,
         ),
-        lone_factor=lone_s / rows(1.0),
+        lone_factor=lone_s / _value(row_lines, ROW_KNEES, 1.0),
     )
 
 

@@ -32,10 +32,18 @@ from headway_lab.size.data_sheets import DataSheet, device_calibrated_as
 
 Origin = Literal["calibrated", "changed", "data sheet"]
 
-MOST_RANKS = 8
-"""The most devices that one model is divided among: those of one machine."""
-LEAST_CONTEXT = 8192
-"""The context that a server has at least, if the model's is as long."""
+
+@dataclass(frozen=True)
+class Bounds:
+    """Of a replica."""
+
+    most_ranks: int = 8
+    """The most devices that one model is divided among: those of one machine."""
+    least_context: int = 8192
+    """The context that a server has at least, if the model's is as long."""
+
+
+BOUNDS = Bounds()
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,7 @@ def engine_config(target: Target, num_ranks: int) -> EngineConfig:
             f"made for {most:,} at most. Cut it: --set limits.max_total={most}."
         )
     rounded = -(-target.longest // 1024) * 1024
-    wanted = min(max(LEAST_CONTEXT, rounded), most)
+    wanted = min(max(BOUNDS.least_context, rounded), most)
     return EngineConfig.from_options(**{**with_shape_defaults(given), "load_format": "dummy", "max_model_len": wanted})
 
 
@@ -229,7 +237,7 @@ def fitting(target: Target, given_ranks: int | None) -> list[Deployment]:
     if given_ranks is not None:
         return [deploy(target, given_ranks)]
     found, reason, number = list[Deployment](), None, 1
-    while number <= MOST_RANKS:
+    while number <= BOUNDS.most_ranks:
         try:
             found.append(deploy(target, number))
         except DoesNotFit as error:
@@ -240,7 +248,7 @@ def fitting(target: Target, given_ranks: int | None) -> list[Deployment]:
         number *= 2
     if not found:
         raise ConfigError(
-            f"{target.model} fits on no number of devices (up to {MOST_RANKS} × {target.device_name}). {reason} "
+            f"{target.model} fits on no number of devices (up to {BOUNDS.most_ranks} × {target.device_name}). {reason} "
             "Quantise it (--quantization int4), lower --max-model-len, or name a device with more memory."
         )
     return found

@@ -14,7 +14,7 @@ from typing import Any
 from headway.errors import HeadwayError
 from headway.progress import Meter
 from headway_lab.size.data_sheets import DEVICES
-from headway_lab.size.deployment import MOST_RANKS, Deployment, Origin, deploy
+from headway_lab.size.deployment import BOUNDS, Deployment, Origin, deploy
 from headway_lab.size.rates import Promised, highest_rate
 from headway_lab.size.sizing import Effort, Sizing, breaking_objective
 
@@ -154,7 +154,7 @@ def _other_ranks(promised: Promised) -> Iterator[Change]:
     if promised.deployment.target.calibration is not None:
         return
     for number in (now // 2, 2 * now):
-        if 1 <= number <= MOST_RANKS:
+        if 1 <= number <= BOUNDS.most_ranks:
             devices = "device" if number == 1 else "devices"
             yield from _change(promised, f"{number} {devices} for each replica", {}, number)
 
@@ -185,7 +185,7 @@ def _devices(promised: Promised, num_faster: int) -> Iterator[Change]:
 def _fewest_devices(deployment: Deployment, device: str) -> Deployment | None:
     sheet = next(sheet for sheet in DEVICES if sheet.name == device)
     number = 1
-    while number <= MOST_RANKS:
+    while number <= BOUNDS.most_ranks:
         try:
             return deploy(deployment.target.on(sheet), number)
         except HeadwayError:

@@ -26,7 +26,7 @@ class _Steps:
     """How the next rate is chosen."""
 
     least: float = 1.12
-    most: float = 1.5
+    most: float = 2.0
     """The next rate that is tried is at least, and at most, so many times the one before, or as much lower."""
     near: float = 0.02
     """Rates that differ by less than this share need no further simulation."""
@@ -159,14 +159,12 @@ def _next_rate(trials: Sequence[tuple[float, Trial]]) -> float:
     last, direction = (kept, 1.0) if kept is not None else (missed, -1.0)
     assert last is not None
     ordered = sorted(trials, key=lambda pair: abs(math.log(_tail(pair[1]))))
-    step = _STEPS.least
+    distance, slope = abs(math.log(_tail(last[1]))), 2.0  # until two rates say how steep it is
     if len(ordered) > 1:
         (first_rate, first), (second_rate, second) = ordered[:2]
-        slope = math.log(_tail(first) / _tail(second)) / math.log(first_rate / second_rate)
-        if slope > 0:
-            step = min(max(math.exp(abs(math.log(_tail(last[1]))) / slope) * 1.02, _STEPS.least), _STEPS.most)
-    elif direction < 0:
-        step = min(max(_tail(last[1]) ** 0.5, _STEPS.least), 2 * _STEPS.most)
+        found = math.log(_tail(first) / _tail(second)) / math.log(first_rate / second_rate)
+        slope = found if found > 0 else slope
+    step = min(max(math.exp(min(distance / slope, 1.0)) * 1.02, _STEPS.least), _STEPS.most)
     return float(last[0] * step**direction)
 
 

@@ -112,8 +112,8 @@ def price_lines(answer: Answer) -> list[str]:
     now, most = answer.prices(sizing.rate), answer.prices(sizing.highest_rate)
     assert now is not None and most is not None
     return [
-        f"Price: {price_text(answer.fleet_price)} an hour. A million tokens, in / out / in the mean: {_price_text(now)}"
-        f" at this load, {_price_text(most)} with all of the headroom used.",
+        f"Price: {price_text(answer.fleet_price)} an hour. A million tokens, in / out / both: {_price_text(now)} "
+        f"at this load, {_price_text(most)} with all of the headroom used.",
     ]
 
 
@@ -155,9 +155,7 @@ def halving_text(answer: Answer) -> str:
     best = own[0]
     if best.gain <= 1.0:
         return "No single change makes a token cheaper on this device."
-    return (
-        f"No single change halves the price of a token; {best.name} comes closest, with {best.gain:.2f} times the load."
-    )
+    return f"No single change halves the price of a token; closest is {best.name}, with {best.gain:.2f} times the load."
 
 
 def trust_lines(answer: Answer) -> list[str]:

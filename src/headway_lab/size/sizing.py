@@ -27,7 +27,7 @@ from headway_lab.tune import SearchLimits, Trial, search
 class Effort:
     """How much is simulated."""
 
-    num_requests: int = 500
+    num_requests: int = 1000
     """Of each simulation of one replica."""
     num_trials: int = 4
     """Simulations of the search for options; 0: none."""
@@ -51,7 +51,7 @@ class Effort:
     @property
     def num_compared(self) -> int:
         """Requests where two deployments are compared, which have the same requests."""
-        return max(self.num_requests // 2, min(self.num_requests, 100))
+        return max(2 * self.num_requests // 5, min(self.num_requests, 100))
 
     def num_requests_of(self, num_replicas: int) -> int:
         """Requests of a simulation of several replicas."""

@@ -3,8 +3,6 @@ is that of the code."""
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from headway.core.step_work import StepWork
@@ -39,7 +37,7 @@ def rank(model: str = "llama31-8b", **options: object) -> RankCosts:
 @pytest.mark.parametrize(
     "work",
     [
-        StepWork(1, 1, 1, 300),
+        StepWork(1, 1, 1, 0),
         StepWork(8, 8, 8, 4000),
         StepWork(128, 128, 128, 30_000),
         StepWork(64, 1, 1, 0, 1, 2048.0),
@@ -113,9 +111,9 @@ def test_the_published_error_is_that_of_the_code() -> None:
     for name in dict.fromkeys(one.machine for one in accuracy.steps):
         told = [one for one in accuracy.steps if one.machine == name]
         found = step_errors(name, Calibration.find(name), was_fitted=told[0].was_fitted)
-        assert [dataclasses.asdict(one) for one in found] == [
-            pytest.approx(dataclasses.asdict(one), rel=1e-6) for one in told
-        ]
+        assert [(one.kind, one.num_steps) for one in found] == [(one.kind, one.num_steps) for one in told]
+        for now, then in zip(found, told, strict=True):
+            assert (now.mean, now.p95, now.bias) == pytest.approx((then.mean, then.p95, then.bias), rel=1e-6)
     quick = [row for row in accuracy.rows if row.scenario == "b1"]
     assert len(quick) == 4
     for row in quick:

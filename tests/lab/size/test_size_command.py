@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
-WORK = ["--input-len", "64", "--output-len", "6", "--requests", "40", "--trials", "0"]
+WORK = ["--input-len", "64", "--output-len", "6", "--requests", "24", "--trials", "0", "--max-num-seqs", "16"]
 SHEET = ["--bandwidth-gb-s", "100", "--tflops", "20", "--memory-gb", "16"]
 
 Run = Callable[..., dict[str, Any]]
@@ -112,7 +112,7 @@ def test_the_text_and_the_page(model: str, tmp_path: Path, capsys: pytest.Captur
         "Start with: headway serve",
         "time to first token",
         "Headroom: ",
-        "Price: 2.00 an hour",
+        "Price: 2.000 an hour",
         "weights in INT4",
         "By data sheet. Where it could be checked",
     ):
@@ -134,7 +134,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     ),
     "impossible": (
         ["--model", "MODEL", *SHEET, *WORK, *RATE, "--slo", "p99_itl_ms=1"],
-        "even for one request alone: p99_itl_ms is 2",
+        "even for one request alone: p99_itl_ms is 4.2",
     ),
     "too high a rate": (["--model", "MODEL", *SHEET, *WORK, "--rate", "1e6"], "at most 256 are planned"),
     "infinite rate": (["--model", "MODEL", *SHEET, *WORK, "--rate", "inf"], "--rate inf"),
@@ -153,7 +153,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         "--tflops is of a data sheet",
     ),
     "longer than the context": (
-        ["--model", "MODEL", *SHEET, "--input-len", "20000", "--output-len", "6", *RATE],
+        ["--model", "MODEL", *SHEET, "--input-len", "20000", "--output-len", "6", "--requests", "5", *RATE],
         "a request of 20,006 tokens",
     ),
     "no such trace": (["--model", "MODEL", *SHEET, "--trace", "none.csv", *RATE], "'none.csv' is needed"),
