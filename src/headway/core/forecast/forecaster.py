@@ -60,9 +60,9 @@ class _Lanes:
 class Forecaster:
     """Makes the forecasts of a scheduler. The scheduler notes arrivals and ends here."""
 
-    SINGLE_STEPS = 12
+    SINGLE_STEPS = 8
     """So many steps are imagined one by one; then several at once, a part of what is left."""
-    _PARTS = 6
+    _PARTS = 4
     _MOST_ROUNDS = 80
     _ARRIVALS_S = 10.0  # the time constant of the rate at which prompt tokens arrive
 
@@ -168,7 +168,8 @@ class Forecaster:
                 num_late_allowed=num_late_allowed,
             )
             num_tokens = min(room.num_tokens, max(1, self._config.max_num_batched_tokens - int(num_decodes)))
-            if (limit := pace.max_short_tokens(num_tokens)) != most_short:
+            limit = pace.max_short_tokens(num_tokens)
+            if abs(limit - most_short) > 0.1 * most_short:
                 most_short, lanes = limit, self._lanes(batch, ahead, limit)
             done = num_in_order / max(lanes.num_long + lanes.num_short, 1.0)
             num_long = lanes.num_long * (1.0 - done)
@@ -192,13 +193,13 @@ class Forecaster:
             has_passed = num_passing and lanes.num_short * (1 - done) - num_passed + num_own <= 0
             if num_left < 1.0 or has_passed:
                 break
-            num_decodes = min(num_decodes + at_once * num_computed / num_each, self._live.num_seats)
+            num_decodes = min(num_decodes + at_once * num_computed / num_each, float(self._live.num_seats))
         return num_steps, seconds
 
     def _lanes(self, batch: _Batch, ahead: Waiting, most_short: int) -> _Lanes:
         """Divide the tokens ahead into those of prompts that are longer than `most_short`, and of others."""
         totals = self._live.totals
-        num_short = sum(left for length, left in batch.prompts if length <= most_short)
+        num_short = float(sum(left for length, left in batch.prompts if length <= most_short))
         if totals.num_tokens:
             num_short += ahead.num_tokens * totals.up_to_size(most_short).num_tokens / totals.num_tokens
         return _Lanes(batch.num_prompt_tokens + ahead.num_tokens - num_short, num_short)
