@@ -99,36 +99,26 @@ class Departures:
     def __init__(self, first: list[float], lengths: list[int], *, num_running: int) -> None:
         """`first`: the departures of those that run now, at each of `_STEPS`. `lengths`: those of the answers of their
         successors, sorted."""
-        self._mean_tokens = max(1.0, sum(lengths) / len(lengths))
-        self._num_running = num_running
-        self._counts: list[float] = []
+        mean_tokens = max(1.0, sum(lengths) / len(lengths))
+        self._per_step = max(1, num_running) / mean_tokens  # when those that run now have left
+        self._points: list[tuple[int, float]] = [(0, 0.0)]  # (steps, departures until then)
         entered: list[tuple[float, float]] = []  # (in the middle of which steps, how many)
-        before = 0.0
-        for place, steps in enumerate(_STEPS):
+        for steps, own in zip(_STEPS, first, strict=True):
+            last_steps, last = self._points[-1]
+            if last_steps > 2 * mean_tokens and own >= num_running - 0.5:
+                break
             renewed = sum(number * bisect.bisect_right(lengths, steps - at) / len(lengths) for at, number in entered)
-            count = max(before, first[place] + renewed)
-            entered.append(((steps + (_STEPS[place - 1] if place else 0)) / 2, count - before))
-            self._counts.append(count)
-            before = count
+            count = max(last, own + renewed)
+            entered.append(((steps + last_steps) / 2, count - last))
+            self._points.append((steps, count))
 
     def steps_until(self, number: float) -> float:
         """Return after how many steps this many requests are expected to have left."""
-        if number <= 0:
-            return 0.0
-        place = bisect.bisect_left(self._counts, number)
-        if place == len(_STEPS):
-            rate = max(self._num_running, 1) / self._mean_tokens
-            return _STEPS[-1] + (number - self._counts[-1]) / rate
-        below_s, below = (_STEPS[place - 1], self._counts[place - 1]) if place else (0, 0.0)
-        return below_s + (_STEPS[place] - below_s) * (number - below) / (self._counts[place] - below)
-
-    def number_after(self, steps: float) -> float:
-        """Return how many requests are expected to have left after this many steps."""
-        points = itertools.pairwise(zip((0, *_STEPS), (0.0, *self._counts), strict=True))
-        for (start, before), (end, after) in points:
-            if steps <= end:
-                return before + (after - before) * (steps - start) / (end - start)
-        return self._counts[-1] + (steps - _STEPS[-1]) * self._num_running / self._mean_tokens
+        for (start, before), (end, after) in itertools.pairwise(self._points):
+            if number <= after:
+                return start + (end - start) * (number - before) / (after - before) if number > before else start
+        last_steps, last = self._points[-1]
+        return last_steps + (number - last) / self._per_step
 
 
 def _rounded(num_tokens: int) -> int:

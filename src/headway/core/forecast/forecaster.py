@@ -13,8 +13,6 @@ same time however many requests wait, since it reads only sums. It is made betwe
 
 from __future__ import annotations
 
-import math
-import os
 from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,8 +27,6 @@ from headway.core.policy import SchedulingPolicy
 from headway.core.request import Request, RequestStatus
 from headway.core.step_time import DecodePace
 from headway.settings import SchedulerSettings
-
-_LEAVE = float(os.environ.get("LEAVE", "1"))
 
 
 class Forecast(NamedTuple):
@@ -64,9 +60,9 @@ class _Lanes:
 class Forecaster:
     """Makes the forecasts of a scheduler. The scheduler notes arrivals and ends here."""
 
-    SINGLE_STEPS = 12
+    SINGLE_STEPS = 8
     """So many steps are imagined one by one; then several at once, a part of what is left."""
-    _PARTS = 6
+    _PARTS = 4
     _MOST_ROUNDS = 80
     _ARRIVALS_S = 10.0  # the time constant of the rate at which prompt tokens arrive
 
@@ -117,9 +113,9 @@ class Forecaster:
         ahead = self._policy.ahead_of(request, self._live.totals)
         batch = self._batch()
         num_steps, first_token_s = self._until_computed(batch, ahead, num_own, now_s=now_s)
-        num_leaving = self._num_leaving(batch, ahead, num_own)
-        if num_leaving > 0:
-            waited_s = self._until_room(batch, ahead, num_own, num_leaving=num_leaving, after_steps=num_steps)
+        num_entering = self._num_entering(ahead, num_own)
+        if num_entering < ahead.num_requests + 1:
+            waited_s = self._until_room(batch, ahead, num_own, num_entering=num_entering, after_steps=num_steps)
             if waited_s is None:
                 return None
             first_token_s = max(first_token_s, waited_s)
@@ -163,7 +159,6 @@ class Forecaster:
         num_behind, arriving = self._live.totals.num_tokens - ahead.num_tokens, self._arrivals.per_second(now_s)
         num_decodes, num_late_allowed = float(batch.num_decodes), pace.num_late_allowed
         num_in_order = num_passed = num_steps = seconds = 0.0  # tokens computed in order, and by passing
-        ended_share = min(1.0, 1.0 / (self.answers.mean_tokens or math.inf)) * _LEAVE
         most_short, lanes = 0, _Lanes(0.0, 0.0)
         for number in range(self._MOST_ROUNDS):
             room = pace.foresee(
@@ -173,7 +168,8 @@ class Forecaster:
                 num_late_allowed=num_late_allowed,
             )
             num_tokens = min(room.num_tokens, max(1, self._config.max_num_batched_tokens - int(num_decodes)))
-            if (limit := pace.max_short_tokens(num_tokens)) != most_short:
+            limit = pace.max_short_tokens(num_tokens)
+            if abs(limit - most_short) > 0.1 * most_short:
                 most_short, lanes = limit, self._lanes(batch, ahead, limit)
             done = num_in_order / max(lanes.num_long + lanes.num_short, 1.0)
             num_long = lanes.num_long * (1.0 - done)
@@ -197,8 +193,7 @@ class Forecaster:
             has_passed = num_passing and lanes.num_short * (1 - done) - num_passed + num_own <= 0
             if num_left < 1.0 or has_passed:
                 break
-            num_decodes += at_once * (num_computed / num_each - num_decodes * ended_share)
-            num_decodes = max(0.0, min(num_decodes, self._live.num_seats))
+            num_decodes = min(num_decodes + at_once * num_computed / num_each, float(self._live.num_seats))
         return num_steps, seconds
 
     def _lanes(self, batch: _Batch, ahead: Waiting, most_short: int) -> _Lanes:
@@ -211,31 +206,27 @@ class Forecaster:
 
     # ---- the time for seats and memory ----------------------------------------------------------------------------
 
-    def _num_leaving(self, batch: _Batch, ahead: Waiting, num_own: int) -> float:
-        """Return how many requests must leave before all that are ahead and the newcomer have a seat and memory."""
+    def _num_entering(self, ahead: Waiting, num_own: int) -> float:
+        """Return how many of the requests ahead and the newcomer find a seat and memory as the batch is now."""
         kv_cache, num_running = self._kv_cache, len(self._live.running)
-        num_entering = ahead.num_requests + 1
-        num_leaving = float(num_entering - self._live.num_free_seats)
-        num_needed = kv_cache.blocks_for(ahead.num_tokens + num_own) + num_running + num_entering // 2
-        num_missing = num_needed + kv_cache.num_promised_blocks - kv_cache.num_available_blocks
-        if num_missing > 0 and num_running:
-            num_each = max(1.0, kv_cache.num_reserved_blocks / num_running)
-            num_leaving = max(num_leaving, num_missing / num_each)
-        return num_leaving
+        num_waiting = ahead.num_requests + 1
+        # Each must have the blocks of its tokens, and one spare block for every request in the batch.
+        num_each = max(1.0, kv_cache.blocks_for(ahead.num_tokens + num_own) / num_waiting) + 1.0
+        num_free = kv_cache.num_available_blocks - kv_cache.num_promised_blocks - num_running
+        return min(self._live.num_free_seats, num_waiting, max(0.0, num_free / num_each))
 
     def _until_room(
-        self, batch: _Batch, ahead: Waiting, num_own: int, *, num_leaving: float, after_steps: float
+        self, batch: _Batch, ahead: Waiting, num_own: int, *, num_entering: float, after_steps: float
     ) -> float | None:
-        """Return the seconds until so many requests have left and the newcomer's prompt is computed; `None` if nothing
-        is known about the length of answers."""
-        num_fresh = min(self._live.num_free_seats, ahead.num_requests)
-        departures = self._known_departures(num_fresh)
+        """Return the seconds until all but the `num_entering` requests that find room have taken the places of others
+        and the newcomer's prompt is computed; `None` if nothing is known about the length of answers."""
+        departures = self._known_departures(int(num_entering))
         if departures is None:
             return None
-        pace, num_running = self._pace, len(self._live.running) + num_fresh
-        num_steps = max(after_steps, departures.steps_until(num_leaving) + 1.0)
+        num_rows = len(self._live.running) + int(num_entering)
+        num_steps = max(after_steps, departures.steps_until(ahead.num_requests + 1 - num_entering) + 1.0)
         num_tokens = batch.num_prompt_tokens + ahead.num_tokens + num_own
-        return num_steps * pace.decode_s(num_running) + num_tokens * (self._token_s or 0.0)
+        return num_steps * self._pace.decode_s(num_rows) + num_tokens * (self._token_s or 0.0)
 
     def _known_departures(self, num_fresh: int) -> Departures | None:
         """Return the departures from the present batch, with this many of the queue in its free seats. They are
