@@ -10,6 +10,7 @@ import msgspec
 from headway.core.kv.host_tier import HostTierStats
 from headway.core.kv.prefix_cache import PrefixCacheStats
 from headway.core.speculation import SpeculationStats
+from headway.core.utilisation import UtilisationStats
 from headway.counters import Counter, Gauge, Statistics
 
 StepKind = Literal["decode", "prefill", "mixed"]
@@ -88,6 +89,7 @@ class EngineStats(Statistics):
     tiers: HostTierStats = msgspec.field(default_factory=HostTierStats)
     drafts: SpeculationStats = msgspec.field(default_factory=SpeculationStats)
     transfers: TransferStats = msgspec.field(default_factory=TransferStats)
+    utilisation: UtilisationStats = msgspec.field(default_factory=UtilisationStats)
 
 
 def summed(each: Iterable[EngineStats]) -> EngineStats:

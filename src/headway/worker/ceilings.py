@@ -39,6 +39,8 @@ class _Sizes:
     num_runs: int
     """Runs of a measurement, of which the fastest counts."""
     calls_per_run: int
+    longest_s: float = 0.1
+    """Stop after the run that reaches this time. Two are always made."""
 
 
 _CUDA_SIZES = _Sizes(copy_bytes=2**30, matmul_width=8192, num_runs=5, calls_per_run=5)
@@ -105,10 +107,12 @@ def _best_seconds(call: Callable[[], object], device: torch.device, sizes: _Size
     """Seconds of one call, in the fastest of several runs."""
     _wait_for(device)
     call()
-    best = float("inf")
-    for _ in range(sizes.num_runs):
+    best, began_s = float("inf"), time.perf_counter()
+    for number in range(sizes.num_runs):
         _wait_for(device)
         started_s = time.perf_counter()
+        if number >= 2 and started_s - began_s > sizes.longest_s:
+            break
         for _ in range(sizes.calls_per_run):
             call()
         _wait_for(device)
