@@ -117,3 +117,6 @@ class Utilisation:
         }
         shown = ((word, getattr(self, name)) for name, word in words.items())
         return " · ".join(f"{word} {100 * share:.1f}%" for word, share in shown if share is not None)
+
+
+UNKNOWN = Utilisation()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ class Ceilings:
     flops_s: float
     """Flops of a large square matmul, counted as 2 per multiply-add."""
     matmul_dtype: str = "bfloat16"
+
+    def scaled(self, factor: float) -> Ceilings:
+        """Those of a device that is `factor` times as fast."""
+        return replace(self, bandwidth_bytes_s=factor * self.bandwidth_bytes_s, flops_s=factor * self.flops_s)
 
     def __str__(self) -> str:
         rate = f"{self.flops_s / 1e12:,.1f} TFLOP/s" if self.flops_s >= 1e12 else f"{self.flops_s / 1e9:,.1f} GFLOP/s"
@@ -49,7 +53,7 @@ _CPU_SIZES = _Sizes(copy_bytes=2**26, matmul_width=1024, num_runs=6, calls_per_r
 
 def measure_ceilings(device_name: str, dtype_name: str) -> Ceilings:
     """Measure the ceilings. The matmul is in the number format in which the model multiplies prompts, the plan's
-    `dtype`."""
+    `dtype`. On a CPU all quantised weights are multiplied with 8-bit activations by Headway's own kernel."""
     import torch
 
     device = torch.device(device_name)
@@ -61,6 +65,8 @@ def measure_ceilings(device_name: str, dtype_name: str) -> Ceilings:
         bandwidth = _copy_bandwidth(device, sizes)
         if is_fp8:
             dtype_name, flops = "fp8", _fp8_flops(device, sizes)
+        elif weights and device.type == "cpu":
+            dtype_name, flops = "int8", _int8_flops(sizes)
         else:
             flops = _matmul_flops(device, getattr(torch, dtype_name), sizes)
     if device.type == "cuda":
@@ -101,6 +107,16 @@ def _fp8_flops(device: torch.device, sizes: _Sizes) -> float:
         return torch._scaled_mm(left, right.t(), rows, columns, out_dtype=torch.bfloat16, use_fast_accum=True)
 
     return 2.0 * width**3 / _best_seconds(multiply, device, sizes)
+
+
+def _int8_flops(sizes: _Sizes) -> float:
+    import torch
+
+    from headway.layers.native_ops import Int8Linear
+
+    width = sizes.matmul_width
+    linear, rows = Int8Linear(torch.randn(width, width)), torch.randn(width, width)
+    return 2.0 * width**3 / _best_seconds(lambda: linear(rows), torch.device("cpu"), sizes)
 
 
 def _best_seconds(call: Callable[[], object], device: torch.device, sizes: _Sizes) -> float:

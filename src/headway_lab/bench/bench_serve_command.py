@@ -132,6 +132,8 @@ def run(arguments: argparse.Namespace) -> int:
             )
         )
         notes = [*outcome_notes(outcome, ignore_eos=options.ignore_eos), *cache_notes(outcome, work)]
+        if used := str(outcome.utilisation):
+            print(f"Device: {used}")
         for note in notes:
             print(f"note: {note}")
         _print_errors(outcome.errors)
@@ -227,6 +229,7 @@ def _result(
         **outcome.metrics.as_json(),
         "num_preemptions": None,  # no server reports it
         "num_short": outcome.num_short,
+        "utilisation": outcome.utilisation.as_json(),
         "p99_late_ms": 1000 * outcome.late_s,
         "notes": list(notes),
         "error_counts": dict(_counted(outcome.errors)),

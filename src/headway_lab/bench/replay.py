@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from headway.core.utilisation import UNKNOWN, Utilisation
 from headway.errors import ConfigError, HeadwayError
 from headway.sampling_params import SamplingParams
 from headway_lab.bench.timelines import BatchSample, RequestTimeline, RoundTimes, SampleLog, sample_of
@@ -84,6 +85,8 @@ class Round:
     times: RoundTimes
     num_steps: int
     num_preemptions: int
+    utilisation: Utilisation = UNKNOWN
+    """How well its steps used the device."""
 
 
 def sampling_params(request: BenchRequest, temperature: float) -> SamplingParams:
@@ -122,6 +125,7 @@ def run_round(
     finished: dict[str, RequestOutput] = {}
     errors: dict[str, str] = {}
     num_steps = 0
+    used_before = engine.utilisation.stats.copy()
     gc.collect()
     started_s = now()
     for index, (request, own_params) in enumerate(zip(work, params)):
@@ -141,6 +145,7 @@ def run_round(
         RoundTimes.of(work, elapsed_s=elapsed_s, pace_s=_mean_pace(finished.values())),
         num_steps,
         sum(output.metrics.num_preemptions for output in finished.values() if output.metrics is not None),
+        Utilisation.of(engine.utilisation.stats.since(used_before)),
     )
 
 
@@ -177,6 +182,8 @@ class Replay:
     """The batch after steps, thinned."""
     errors: Mapping[str, str] = field(default_factory=dict)
     """The errors of failed requests, by their number."""
+    utilisation: Utilisation = UNKNOWN
+    """How well its steps used the device."""
 
     @property
     def num_lost(self) -> int:
@@ -201,6 +208,7 @@ def replay(
     timelines = [RequestTimeline(r.arrival_s, r.num_prompt_tokens, r.num_output_tokens) for r in work]
     agenda, log, num_steps = Agenda(work), SampleLog(), 0
     errors: dict[str, str] = {}
+    used_before = engine.utilisation.stats.copy()
     gc.collect()
     started_s = now()
     while agenda or engine.has_unfinished_requests():
@@ -229,4 +237,6 @@ def replay(
                     progress.advance()
         if log.is_due(is_idle=not engine.has_unfinished_requests()):
             log.add(sample_of(engine.core.scheduler, elapsed_s))
-    return Replay(timelines, now() - started_s, num_steps, log.samples, errors)
+    duration_s = now() - started_s
+    used = Utilisation.of(engine.utilisation.stats.since(used_before))
+    return Replay(timelines, duration_s, num_steps, log.samples, errors, used)

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headway.core.utilisation import Utilisation
 from headway.errors import ConfigError
 from headway_lab.bench.environment import device_name
 from headway_lab.bench.online_metrics import OnlineMetrics
@@ -48,6 +49,8 @@ class Run:
     """At each step: the share of the reserved KV memory that holds nothing."""
     num_running: Sequence[int] = ()
     """At each step: how many requests were in the batch."""
+    utilisation: Utilisation | None = None
+    """How well steps used the device, where that is known."""
 
     @cached_property
     def metrics(self) -> OnlineMetrics:
@@ -204,7 +207,8 @@ class EngineTestbed:
         done = replay(engine, work, temperature=0.0, step=watch.step, progress=progress)
         if done.num_lost:
             raise RuntimeError(f"{done.num_lost} requests did not get their tokens; the measurement is void")
-        return Run(done.timelines, done.duration_s, watch.waste, watch.num_running)
+        used = Utilisation.of(engine.utilisation.stats)
+        return Run(done.timelines, done.duration_s, watch.waste, watch.num_running, used)
 
     def use_kv_dtype(self, kv_dtype: str | None) -> None:
         """Load the model again, since memory was laid out for the other format."""
@@ -325,7 +329,8 @@ class SimulatedTestbed:
         machine = dataclasses.replace(setup.machine, max_model_len=longest)
         check_work(work, machine)
         done = simulate(work, machine, setup.scheduler, setup.cache, progress=progress)
-        return Run(done.timelines, done.duration_s, done.waste, done.num_running)
+        used = None if done.utilisation is None else Utilisation.of(done.utilisation)
+        return Run(done.timelines, done.duration_s, done.waste, done.num_running, used)
 
     def use_kv_dtype(self, kv_dtype: str | None) -> None:
         """Adjust what is known without measuring: a token takes fewer bytes, so more tokens fit, and reading one takes

@@ -13,13 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from headway.config import CacheConfig, SchedulerConfig, check_names
 from headway.errors import ConfigError, did_you_mean
+from headway.models.costs import ModelCosts
 from headway.settings import CacheSettings, SchedulerSettings
+from headway.worker.ceilings import Ceilings
+from headway.worker.step_costs import planned_costs
 from headway_lab.bench.environment import device_name, versions
 from headway_lab.sim.cost_model import CostModel, Link, Ranks, non_negative_least_squares
 
@@ -100,6 +103,9 @@ class Machine:
     """What each rank sends, if the machine is one of several devices that have a part of the model each."""
     link: Link = field(default_factory=Link)
     """The link from each rank to the others, and to other machines."""
+    costs: ModelCosts | None = None
+    """Bytes and flops of the model, if they are known; with `ceilings` they give the utilisation."""
+    ceilings: Ceilings | None = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +138,10 @@ class Calibration:
     dtype: str = ""
     kv_dtype: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    costs: ModelCosts | None = None
+    """Bytes and flops of the model, or of one rank's part. Older files have neither these nor `ceilings`."""
+    ceilings: Ceilings | None = None
+    """What the device can do at most."""
     verified: Mapping[str, Any] | None = None
     """What `headway sim-check` has found about simulations with this file."""
 
@@ -162,6 +172,8 @@ class Calibration:
             dtype=plan.dtype,
             kv_dtype=plan.kv_dtype,
             versions=versions(),
+            costs=planned_costs(engine.model_config, plan),
+            ceilings=plan.ceilings,
         )
 
     @property
@@ -183,6 +195,8 @@ class Calibration:
             bytes_per_block=self.bytes_per_block,
             ranks=self.ranks,
             link=link or Link(),
+            costs=self.costs,
+            ceilings=self.ceilings,
         )
 
     @property
@@ -202,12 +216,20 @@ class Calibration:
 
     def scaled(self, factor: float) -> Calibration:
         """The same machine with all times multiplied by `factor`."""
-        return dataclasses.replace(self, cost=self.cost.scaled(factor), host=self.host.scaled(factor))
+        ceilings = None if self.ceilings is None else self.ceilings.scaled(1.0 / factor)
+        return dataclasses.replace(
+            self, cost=self.cost.scaled(factor), host=self.host.scaled(factor), ceilings=ceilings
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The content of the file."""
         plain = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        return {"kind": _KIND, "format": FORMAT, **plain, "cost": self.cost.as_json(), "host": self.host.as_json()}
+        parts = {
+            name: None if part is None else dataclasses.asdict(part)
+            for name, part in (("costs", self.costs), ("ceilings", self.ceilings))
+        }
+        own = {"cost": self.cost.as_json(), "host": self.host.as_json()}
+        return {"kind": _KIND, "format": FORMAT, **plain, **own, **parts}
 
     def save(self, path: str | Path) -> None:
         """Write the calibration as JSON; `ConfigError` if it cannot be written."""
@@ -283,8 +305,26 @@ def _parse(document: dict[str, Any]) -> Calibration:
             **document,
             "cost": CostModel.from_json(document["cost"]),
             "host": HostTime.from_json(document["host"]),
+            "costs": _part(ModelCosts, document.get("costs"), "costs"),
+            "ceilings": _part(Ceilings, document.get("ceilings"), "ceilings"),
         }
     )
     check_names([*parsed.scheduler, *parsed.cache])
     parsed.scheduler_settings(), parsed.cache_settings()  # raise if the values are not this version's
     return parsed
+
+
+_Part = TypeVar("_Part", ModelCosts, Ceilings)
+
+
+def _part(kind: type[_Part], document: Any, name: str) -> _Part | None:
+    """A record of numbers above 0, if the file has it."""
+    if document is None:
+        return None
+    part = kind(**document)
+    for item in dataclasses.fields(part):
+        value = getattr(part, item.name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if item.name != "matmul_dtype" and not (is_number and value >= 0 and (value or kind is ModelCosts)):
+            raise ValueError(f"{item.name} of {name} is {value!r}, not a number that makes sense")
+    return part

@@ -12,6 +12,7 @@ from headway.core.create import create_scheduler
 from headway.core.kv.cache_report import CacheChanges, CacheReport
 from headway.core.step_work import StepWork
 from headway.engine.engine_core import CoreStep, EngineCore
+from headway.engine.utilisation import UtilisationMeter
 from headway.executor.simulated import Arrivals, SimulatedExecutor, SimulatedTransfers, StepTime, VirtualClock
 from headway.settings import CacheSettings, SchedulerSettings
 from headway_lab.sim.calibration import Machine
@@ -84,6 +85,7 @@ class Replica:
         self.core = EngineCore(
             create_scheduler(scheduler, cache, machine), self.executor, now=self.clock.now, sleep=self.clock.sleep
         )
+        self.utilisation = None if machine.costs is None else UtilisationMeter(machine.costs, machine.ceilings)
         self._changes: CacheChanges | None = None
         self.spans: list[tuple[float, float]] = []
         """The times in which it computed: (from, to)."""
@@ -111,6 +113,8 @@ class Replica:
         step = self.core.step()
         num_rows = len(step.report.snapshot.output.scheduled)
         if num_rows:
+            if self.utilisation is not None:
+                self.utilisation.take(step.report)
             self.clock.sleep(self._after_s(num_rows))
             if self.spans and self.spans[-1][1] == started_s:
                 started_s = self.spans.pop()[0]

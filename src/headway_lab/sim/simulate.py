@@ -25,6 +25,7 @@ from headway.config import CacheConfig
 from headway.core import Request, RequestStatus, RequestUpdate, Scheduler, SchedulerOutput
 from headway.core.kv.cache_report import CacheReport
 from headway.core.step_work import StepWork
+from headway.core.utilisation import UtilisationStats
 from headway.engine.engine_core import CoreStep
 from headway.errors import ConfigError
 from headway.front.roles import PrefillChoice, Roles, computes_elsewhere
@@ -83,6 +84,8 @@ class Simulation:
     """The number of prompts that these replicas computed."""
     transfers: Sequence[Transfer] = ()
     """One for each of these prompts that had missing blocks; several if it begins with all of another prompt."""
+    utilisation: UtilisationStats | None = None
+    """What steps took from their devices, all replicas together, if the machine's costs are known."""
     hidden_s: float = 0.0
     """The seconds of transfers during which the receiving replica computed."""
 
@@ -214,6 +217,9 @@ class _Cluster:
         for replica in self._replicas:
             result.num_steps += replica.executor.num_steps
             result.busy_s += replica.executor.busy_s
+            if replica.utilisation is not None:
+                result.utilisation = result.utilisation or UtilisationStats()
+                result.utilisation.add(replica.utilisation.stats)
             cache = replica.core.scheduler.kv_cache.prefix_cache
             if cache is not None:
                 result.num_queried_tokens += cache.stats.num_queried_tokens
