@@ -239,10 +239,11 @@ def main() -> None:
         one = found[name] = measure(engine, work, scenario=name, num_steps=num_steps, ceilings=ceilings)
         share = "bandwidth" if name == "nano" else "compute"
         nvml = one["round"].get("nvml")
+        told = "unknown" if nvml is None else f"{nvml:.0%}"
         print(
             f"{name:<8} {one['steps']} steps  {share}: engine {one['engine'][share]:.1%}, profile "
             f"{one['profile'][share]:.1%}  (engine over profile: bytes {one['bytes_ratio']:.3f}, flops "
-            f"{one['flops_ratio']:.3f}, time {one['busy_ratio']:.3f})  NVML {'unknown' if nvml is None else f'{nvml:.0%}'}"
+            f"{one['flops_ratio']:.3f}, time {one['busy_ratio']:.3f})  NVML {told}"
         )
         print(f"         whole round: {json.dumps(one['round'])}")
     if options.output_json:
