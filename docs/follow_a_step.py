@@ -20,11 +20,15 @@ import tempfile
 from pathlib import Path
 from types import FrameType
 
+from written_part import WrittenPart
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "headway"
-PAGE = ROOT / "docs" / "follow_a_step.md"
-BEGIN = "<!-- files of a step: written by docs/follow_a_step.py from a step that runs -->"
-END = "<!-- end of files of a step -->"
+PART = WrittenPart(
+    ROOT / "docs" / "follow_a_step.md",
+    "<!-- files of a step: written by docs/follow_a_step.py from a step that runs -->",
+    "<!-- end of files of a step -->",
+)
 ONLY_IN_HALF_PRECISION = ("layers/skinny_gemm.py",)
 """The traced step is in float32, since the interpreter knows no bfloat16."""
 ROUNDED_TO = 50
@@ -110,29 +114,13 @@ def listing(files: list[str]) -> str:
     )
 
 
-def rewritten(page: str, files: list[str]) -> str:
-    """The page with the list as it has to be."""
-    before, found_begin, rest = page.partition(BEGIN)
-    _, found_end, after = rest.partition(END)
-    if not found_begin or not found_end:
-        raise ValueError(f"{PAGE.name} lacks '{BEGIN}' or '{END}'")
-    return f"{before}{BEGIN}\n\n{listing(files)}\n\n{END}{after}"
-
-
 def main() -> int:
     files = sorted({*traced(), *ONLY_IN_HALF_PRECISION})
     if "--files" in sys.argv[1:]:
         print(*(f"{num_lines(path):>5} {path}" for path in files), sep="\n")
         print(f"{sum(map(num_lines, files)):>5} lines in {len(files)} files")
         return 0
-    page = PAGE.read_text(encoding="utf-8")
-    current = rewritten(page, files)
-    if "--check" in sys.argv[1:]:
-        if current != page:
-            print(f"docs/{PAGE.name} is stale: run 'make docs'", file=sys.stderr)
-        return int(current != page)
-    PAGE.write_text(current, encoding="utf-8")
-    return 0
+    return PART.main(listing(files))
 
 
 if __name__ == "__main__":

@@ -12,10 +12,14 @@ import sys
 import tomllib
 from pathlib import Path
 
+from written_part import WrittenPart
+
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "architecture.md"
-BEGIN = "<!-- layers: written by docs/layers.py from pyproject.toml -->"
-END = "<!-- end of layers -->"
+PART = WrittenPart(
+    ROOT / "docs" / "architecture.md",
+    "<!-- layers: written by docs/layers.py from pyproject.toml -->",
+    "<!-- end of layers -->",
+)
 PURPOSES = {
     "__main__": "python -m headway",
     "cli": "one module per command",
@@ -77,26 +81,8 @@ def listing() -> str:
     known = {name for modules in layers() for name in modules}
     if unknown := sorted(set(PURPOSES) - known):
         raise ValueError(f"docs/layers.py: no layer is called {', '.join(unknown)}")
-    return "\n".join(lines)
-
-
-def rewritten(page: str) -> str:
-    """The page with the list as it has to be."""
-    before, found_begin, rest = page.partition(BEGIN)
-    _, found_end, after = rest.partition(END)
-    if not found_begin or not found_end:
-        raise ValueError(f"{PAGE.name} lacks '{BEGIN}' or '{END}'")
-    return f"{before}{BEGIN}\n\n```\n{listing()}\n```\n\n{END}{after}"
-
-
-def main() -> int:
-    page = PAGE.read_text(encoding="utf-8")
-    current = rewritten(page)
-    if "--check" in sys.argv[1:]:
-        return int(current != page)
-    PAGE.write_text(current, encoding="utf-8")
-    return 0
+    return "\n".join(["```", *lines, "```"])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(PART.main(listing()))

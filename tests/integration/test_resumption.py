@@ -157,8 +157,8 @@ def test_answers_do_not_depend_on_deaths(llm: LLM, engine: tuple[AsyncLLM, async
         client = process._client
         async with asyncio.timeout(300):
             killing = asyncio.create_task(kill_in_the_middle(client.replicas[0]))
-            assert await answers(process) == expected
-            assert killing.done(), "it was worth the while"
+            while not killing.done():  # a quick engine may answer everything before the last death
+                assert await answers(process) == expected
             await killing
             await until(lambda: client.stats.blocks.num_used_blocks == 0)
             assert client.num_open_streams == 0 and client.num_resumed > 20

@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -61,14 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
         if not chat.handle(line):
             break
     return 0
-
-
-def encode_chat(engine: LLMEngine, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """The tokens of a conversation in the model's chat template, up to where its answer begins."""
-    if engine.tokenizer is None:
-        raise InvalidRequestError("This model has no tokenizer; name one with --tokenizer.", param="tokenizer")
-    text = engine.tokenizer.apply_chat_template(messages)
-    return engine.tokenizer.encode(text, add_special_tokens=False)
 
 
 @dataclass
@@ -155,7 +147,7 @@ class Chat:
         request_id = f"chat-{self._num_requests}"
         num_dropped = 0
         while True:
-            token_ids = encode_chat(self.engine, self.conversation.messages())
+            token_ids = self.engine.preparer.chat_token_ids(self.conversation.messages())
             try:
                 self._check_room(len(token_ids))
                 self.engine.add_request(request_id, token_ids, self.params)

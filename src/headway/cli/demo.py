@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headway.cli.batch_watch import BatchWatch, WatchedRequest
-from headway.cli.chat import encode_chat
 from headway.config import EngineConfig
 from headway.console.flags import add_flags, chosen, engine_flags, number
 from headway.errors import ConfigError
@@ -102,7 +101,7 @@ def _cached_blocks(engine: LLMEngine) -> set[int]:
 
 
 def _arrive(engine: LLMEngine, watch: BatchWatch, view: BatchView, request: DemoRequest) -> None:
-    token_ids = encode_chat(engine, [{"role": "user", "content": request.question}])
+    token_ids = engine.preparer.chat_token_ids([{"role": "user", "content": request.question}])
     params = SamplingParams(temperature=0.0, repetition_penalty=1.1, max_tokens=request.max_tokens)
     engine.add_request(request.name, token_ids, params)
     watch.arrived(request.name, num_prompt_tokens=len(token_ids))

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.chat import encode_chat
 from headway.config import EngineConfig
 from headway.console.flags import SEED_CLASH, add_flags, chosen, engine_flags, sampling_flags
 from headway.console.output_files import check_writable
@@ -104,7 +103,8 @@ def _queue(engine: LLMEngine, prompts: list[str], params: SamplingParams, *, cha
     for index, prompt in enumerate(prompts):
         request_id = f"prompt-{index}"
         if chat:
-            engine.add_request(request_id, encode_chat(engine, [{"role": "user", "content": prompt}]), params)
+            token_ids = engine.preparer.chat_token_ids([{"role": "user", "content": prompt}])
+            engine.add_request(request_id, token_ids, params)
         else:
             engine.add_request(request_id, prompt, params)
         order.append(request_id)

@@ -25,13 +25,11 @@ import enum
 
 from headway.core.admission import Admission
 from headway.core.kv.manager import KVCacheManager
-from headway.core.live_requests import LiveRequests
-from headway.core.policy import SchedulingPolicy
 from headway.core.queue import GroupedQueue, WaitingQueue
 from headway.core.request import Request, RequestStatus
 from headway.core.scheduler import Scheduler
 from headway.core.scheduler_output import ModelRunnerOutput, RequestUpdate, SchedulerOutput
-from headway.core.shares import ShareAllocator, StepPlan
+from headway.core.shares import StepPlan
 from headway.settings import SchedulerSettings
 
 _LAST_TOKEN = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH)
@@ -73,20 +71,16 @@ class EraAdmission(Admission):
     """Admits requests to a batch that is being formed, until none waits or no seat or memory is left; then the batch is
     sealed. If prompts are not cut into chunks, it admits only those that fit into the step as a whole."""
 
-    def __init__(
-        self,
-        config: SchedulerSettings,
-        *,
-        kv_cache: KVCacheManager,
-        policy: SchedulingPolicy,
-        live: LiveRequests,
-        shares: ShareAllocator,
-    ) -> None:
-        super().__init__(config, kv_cache=kv_cache, policy=policy, live=live, shares=shares)
-        self._lengths = live.waiting if isinstance(live.waiting, LengthQueue) else None
-        self._entrants = _Entrants.ALL  # in the step that is being planned
-        self._is_forming = False
-        self._had_time = True
+    _entrants = _Entrants.ALL
+    """In the step that is being planned."""
+    _is_forming = False
+    _had_time = True
+
+    @property
+    def _lengths(self) -> LengthQueue | None:
+        """The waiting requests by length, if batches are formed by length."""
+        waiting = self._live.waiting
+        return waiting if isinstance(waiting, LengthQueue) else None
 
     def admit_waiting(self, plan: StepPlan) -> None:
         if self._config.batching == "continuous":

@@ -130,7 +130,7 @@ class RequestPreparer:
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises `InvalidRequestError` if it has none."""
         if self.tokenizer is None:
-            raise InvalidRequestError("This model has no tokenizer; a prompt must be a list of token ids.")
+            raise InvalidRequestError("This model has no tokenizer; name one with --tokenizer.", param="tokenizer")
         return self.tokenizer
 
     def chat_token_ids(

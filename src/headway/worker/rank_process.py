@@ -15,7 +15,7 @@ import threading
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from headway.child_process import end_with_parent
+from headway.child_process import end_with_parent, show_stacks_on_signal
 from headway.errors import HeadwayError
 from headway.worker.rank_life import show_life
 
@@ -29,6 +29,7 @@ def main() -> int:
     """Serve as a rank until rank 0 says that this is the end. Returns the exit status."""
     connection_fd, life_fd, parent_pid = map(int, sys.argv[1:4])
     end_with_parent(parent_pid)
+    show_stacks_on_signal()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches rank 0 too, which knows what is to be done
     for fd in (connection_fd, life_fd):
         os.set_inheritable(fd, False)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from headway.cli import generate
 from headway.cli.main import main
 from headway.config import EngineConfig
 from headway.console import loading
+from headway.engine.request_preparer import RequestPreparer
 from headway.errors import ModelNotFoundError
 from tests.unit.cli.test_main import run
 
@@ -149,7 +149,7 @@ def test_bad_values_are_one_line_and_exit_code_1(
 def test_generate_writes_a_profile(
     tmp_path: Path, shape: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(generate, "encode_chat", lambda engine, messages: [1, 2, 3])  # the shape has no tokenizer
+    monkeypatch.setattr(RequestPreparer, "chat_token_ids", lambda self, messages: [1, 2, 3])  # it has no tokenizer
     trace = tmp_path / "profile.json"
     flags = ["--profile", str(trace), "--profile-steps", "3", "--no-detokenize", "--ignore-eos", "--max-tokens", "12"]
     assert main(["generate", "--chat", "hi", *flags, *shape]) == 0
