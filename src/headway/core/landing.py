@@ -48,6 +48,10 @@ class LaunchedStep:
     snapshot: BatchSnapshot | None = None
     """The state of the batch when the step was planned, if the engine reports steps."""
     submitted_s: float = 0.0
+    launched_s: float = 0.0
+    """When it was really launched: its time may be counted from before that (`submitted_s`)."""
+    host_wait_s: float = 0.0
+    """How long the device had waited for it, while requests were ready."""
     pending: PendingStep | None = None
     """The handle of the submitted step; None: it was not submitted."""
 

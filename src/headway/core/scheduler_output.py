@@ -171,6 +171,8 @@ class ModelRunnerOutput:
     has_prepared: bool = False
     """Whether the step prepared something for later ones, such as a CUDA graph. Its time then says nothing about
     theirs."""
+    num_padding_tokens: int = 0
+    """Tokens that the forward pass computed only to fill its batch up to the size of a graph."""
     stopped: frozenset[str] = frozenset()
     """Requests that end without a token of this step, because no token is allowed next."""
 

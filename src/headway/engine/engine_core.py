@@ -77,6 +77,7 @@ class EngineCore:
         self._launched: list[SchedulerOutput] = []  # plans that no `CoreStep` has reported
         self._last_result_s = float("-inf")
         self._goes_on = False  # whether requests waited for more when it came
+        self._was_ready = False  # whether one of them could have had a step
         self._schedule_s = 0.0  # spent on planning since the last report
         self._pump = create_pump(scheduler, executor, now=now)
 
@@ -189,7 +190,9 @@ class EngineCore:
 
     def _note_launch(self, step: LaunchedStep) -> None:
         step.snapshot = self._take_snapshot(step.output, step.requests)
-        step.submitted_s = self._now()
+        step.submitted_s = step.launched_s = self._now()
+        if self._was_ready and len(self.scheduler.in_flight) == 1:
+            step.host_wait_s = step.launched_s - self._last_result_s
 
     def _take_result(self) -> CoreStep:
         """Wait for the oldest step and process its result or failure."""
@@ -215,13 +218,34 @@ class EngineCore:
         with span("update"):
             updates = self.scheduler.update(step.output, result, duration_s=observed_s)
         self._goes_on = self.has_unfinished_requests
+        self._was_ready = len(self.scheduler.requests) > len(self.scheduler.live.fetching.requests)
         launched, self._launched = self._launched, []
+        return CoreStep(launched, updates, self._report_of(step, result, updates, duration_s, failure))
+
+    def _report_of(
+        self,
+        step: LaunchedStep,
+        result: ModelRunnerOutput,
+        updates: list[RequestUpdate],
+        duration_s: float,
+        failure: Exception | None,
+    ) -> StepReport:
+        """The report of a step whose result has just come."""
         assert step.snapshot is not None
-        return CoreStep(launched, updates, self._report(step.snapshot, updates, duration_s, failure))
+        return self._report(
+            step.snapshot,
+            updates,
+            duration_s,
+            busy_s=min(duration_s, self._last_result_s - step.launched_s),
+            host_wait_s=step.host_wait_s,
+            num_padding_tokens=result.num_padding_tokens,
+            error=None if failure is None else _words(failure),
+        )
 
     def _wait(self) -> None:
         """Wait because nothing can be planned before blocks arrive or a certain time is reached. The wait is short,
         since new requests may arrive."""
+        self._was_ready = False
         ready_at_s = self.scheduler.ready_at_s()
         waits_s = math.inf if ready_at_s is None else max(ready_at_s - self._now(), 0.0)
         if self.scheduler.live.fetching.requests and self._pump is not None:
@@ -253,7 +277,11 @@ class EngineCore:
         snapshot: BatchSnapshot,
         updates: list[RequestUpdate],
         duration_s: float,
-        failure: Exception | None = None,
+        *,
+        busy_s: float = 0.0,
+        host_wait_s: float = 0.0,
+        num_padding_tokens: int = 0,
+        error: str | None = None,
     ) -> StepReport:
         kv_cache = self.scheduler.kv_cache
         schedule_s, self._schedule_s = self._schedule_s, 0.0
@@ -264,7 +292,10 @@ class EngineCore:
             schedule_s=schedule_s,
             num_blocks=kv_cache.num_blocks,
             block_size=kv_cache.block_size,
-            error=None if failure is None else _words(failure),
+            busy_s=busy_s,
+            host_wait_s=host_wait_s,
+            num_padding_tokens=num_padding_tokens,
+            error=error,
         )
 
 

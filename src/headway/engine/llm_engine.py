@@ -21,6 +21,7 @@ from headway.engine.output_processor import EndedCompletion, OutputProcessor
 from headway.engine.prompt_forms import Prompt
 from headway.engine.request_preparer import PreparedRequest, RequestPreparer
 from headway.engine.step_report import EngineStep
+from headway.engine.utilisation import UtilisationMeter
 from headway.errors import ConfigError, InvalidRequestError
 from headway.executor import MaskedExecutor
 from headway.executor.guided import GuidedExecutor
@@ -33,6 +34,7 @@ from headway.structured.guides import Guides
 from headway.tokenizer import Tokenizer
 from headway.tracing import span
 from headway.worker.memory_plan import MemoryPlan
+from headway.worker.step_costs import planned_costs
 
 if TYPE_CHECKING:
     from headway.models.checkpoint import Checkpoint
@@ -72,6 +74,7 @@ class LLMEngine:
         if scheduler.speculation is not None:
             scheduler.speculation.guides = self.guides
         self.core = EngineCore(scheduler, executor, now=now)
+        self.utilisation = UtilisationMeter(planned_costs(model_config, plan), plan.ceilings)
         self.preparer = RequestPreparer(
             tokenizer=tokenizer, vocab_size=model_config.vocab_size, max_model_len=plan.max_model_len
         )
@@ -232,6 +235,7 @@ class LLMEngine:
         `EngineCore.step`."""
         started_s = self._now()
         step = self.core.step()
+        self.utilisation.take(step.report)
         if self.guides.live:
             self._guided.results_taken()
         begun = []

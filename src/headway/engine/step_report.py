@@ -55,6 +55,12 @@ class StepReport:
     """The host's planning time since the previous report. Where steps overlap, it went into later steps."""
     num_blocks: int
     block_size: int
+    busy_s: float = 0.0
+    """As `duration_s`, without the time in which the host prepared the step while nothing ran."""
+    host_wait_s: float = 0.0
+    """How long the device had waited for this step, while requests were ready."""
+    num_padding_tokens: int = 0
+    """Tokens that were computed only to fill the batch up to the size of a graph."""
     error: str | None = None
     """Why the step as a whole failed, and every request in it. The error of a single request is in its update."""
 

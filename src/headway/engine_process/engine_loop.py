@@ -82,7 +82,11 @@ class EngineLoop:
         self._blocks = blocks
         self._now = now
         self._counters = EngineCounters(
-            engine.core.scheduler, engine.beams, counted=counted, transfers=None if blocks is None else blocks.stats
+            engine.core.scheduler,
+            engine.beams,
+            counted=counted,
+            transfers=None if blocks is None else blocks.stats,
+            utilisation=engine.utilisation.stats,
         )
         prefix_cache = engine.core.scheduler.kv_cache.prefix_cache
         self._cache = prefix_cache.follow_changes() if reports_cache and prefix_cache is not None else None

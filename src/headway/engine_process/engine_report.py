@@ -16,6 +16,7 @@ from collections.abc import Callable, Container, Iterable
 import msgspec
 
 from headway.core import KVCacheManager, NewRequest, Request, Scheduler, SchedulerOutput
+from headway.core.utilisation import UtilisationStats
 from headway.engine.beam_requests import BeamRequests
 from headway.engine.step_report import StepReport, StepRow
 from headway.wire.engine_stats import EngineStats, StepKind, TransferStats
@@ -52,13 +53,14 @@ class EngineCounters:
         *,
         counted: EngineStats | None = None,
         transfers: TransferStats | None = None,
+        utilisation: UtilisationStats | None = None,
     ) -> None:
-        """`counted`: statistics of the engine that this one replaces; its counters continue here. `transfers`: the
-        record that the block server counts in, if there is one."""
+        """`counted`: statistics of the engine that this one replaces; its counters continue here. `transfers` and
+        `utilisation`: the records that the block server and the engine's meter count in, if there are any."""
         self._scheduler = scheduler
         self._beams = beams
         self._recomputed = RecomputedTokens()
-        self._stats = _stats_of_owners(scheduler, transfers)
+        self._stats = _stats_of_owners(scheduler, transfers, utilisation)
         if counted is not None:
             self._stats.go_on_from(counted)
 
@@ -122,7 +124,9 @@ class EngineCounters:
                 self._stats.batch.num_saved_tokens += new.num_computed_tokens
 
 
-def _stats_of_owners(scheduler: Scheduler, transfers: TransferStats | None) -> EngineStats:
+def _stats_of_owners(
+    scheduler: Scheduler, transfers: TransferStats | None, utilisation: UtilisationStats | None
+) -> EngineStats:
     """Statistics made of the very records that the scheduler's parts count in, so that nothing need be copied."""
     stats, kv_cache = EngineStats(), scheduler.kv_cache
     stats.token_time = scheduler.token_time.stats
@@ -134,6 +138,8 @@ def _stats_of_owners(scheduler: Scheduler, transfers: TransferStats | None) -> E
         stats.drafts = scheduler.speculation.stats
     if transfers is not None:
         stats.transfers = transfers
+    if utilisation is not None:
+        stats.utilisation = utilisation
     return stats
 
 

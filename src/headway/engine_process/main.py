@@ -281,10 +281,12 @@ def _run(
     blocks: BlockServer | None = None,
 ) -> int:
     from headway.engine_process.engine_loop import EngineLoop  # brings torch, which a wrong option need not wait for
+    from headway.worker.nvml import NvmlPolling
 
     loop = EngineLoop(engine, channel, counted=start.counted, reports_cache=start.reports_cache, blocks=blocks)
     pulse.follow(loop)
     signal.signal(signal.SIGTERM, lambda *_: loop.drain(SIGTERM_DRAIN_S))
+    nvml = NvmlPolling.of_device(engine.plan.device, engine.utilisation.stats)
     try:
         loop.run()
     except (ChannelClosedError, BrokenFrameError, msgspec.DecodeError):
@@ -295,6 +297,9 @@ def _run(
     except Exception:
         logger.exception("the engine cannot go on")
         return EXIT_FAILED
+    finally:
+        if nvml is not None:
+            nvml.stop()
     channel.flush(timeout_s=FLUSH_S)
     return 0
 

@@ -119,6 +119,10 @@ class EagerStage:
         hidden = self._run(staged, wanted)
         return self._model.decoder.logits(hidden) if step.sampled else hidden
 
+    def num_padding_tokens(self, staged: EagerStep) -> int:
+        """Return 0: there are no graphs."""
+        return 0
+
     def hidden(self, staged: EagerStep) -> Tensor:
         """Hidden states of all tokens."""
         return self._run(staged, None)

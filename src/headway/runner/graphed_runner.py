@@ -153,6 +153,10 @@ class GraphedStage:
             return self._logits[:0]
         return self._decoder.logits(hidden, out=self._logits[:num_samples])
 
+    def num_padding_tokens(self, staged: DeviceStep) -> int:
+        """How many tokens fill the step up to its rung."""
+        return staged.num_padded_tokens - staged.rows.num_tokens
+
     def hidden(self, staged: DeviceStep) -> Tensor:
         """Hidden states of all tokens."""
         return self._run(staged, None)

@@ -284,6 +284,10 @@ class Stage(Protocol[StagedStep]):
         """Run the model. Returns the logits of the sampled lines, in order; extra lines may follow."""
         ...
 
+    def num_padding_tokens(self, staged: StagedStep) -> int:
+        """How many tokens the forward pass computes only to fill the batch up to the size of its graph."""
+        ...
+
     def hidden(self, staged: StagedStep) -> Tensor:
         """Run the model on a step staged with `exact`. Returns the hidden states of all its tokens."""
         ...

@@ -197,7 +197,10 @@ class StepRunner(Generic[StagedStep]):
             blocks = self._drafter.run(step, blocks)
         staged = self.stage.stage(step, blocks, exact=bool(self._rows.wanted_prompts))
         if not self._rows.wanted_prompts:
-            return ForwardStep(step, self.stage.forward(staged), num_prepared, {})
+            num_padding_tokens = self.stage.num_padding_tokens(staged)
+            return ForwardStep(
+                step, self.stage.forward(staged), num_prepared, {}, num_padding_tokens=num_padding_tokens
+            )
         hidden = self.stage.hidden(staged)
         wanted = self._rows.wanted_prompts
         found = logprobs_of_prompts(self.decoder, hidden, step, wanted)
@@ -227,6 +230,7 @@ class StepRunner(Generic[StagedStep]):
             forwarded.prompt_logprobs,
             forwarded.pooled,
             forwarded.failed,
+            forwarded.num_padding_tokens,
         )
 
 
@@ -260,6 +264,7 @@ class ForwardStep:
     pooled: dict[str, PooledPrompt] = field(default_factory=dict)
     failed: dict[str, SampledTokens] = field(default_factory=dict)
     """The results of requests that could not enter the batch."""
+    num_padding_tokens: int = 0
 
 
 class UnsampledTokens:
@@ -289,6 +294,7 @@ class PendingTokens:
     pooled: dict[str, PooledPrompt] = field(default_factory=dict)
     failed: dict[str, SampledTokens] = field(default_factory=dict)
     """The results of requests that could not enter the batch."""
+    num_padding_tokens: int = 0
 
     def result(self) -> ModelRunnerOutput:
         """Wait for the step."""
@@ -312,7 +318,7 @@ class PendingTokens:
 
     def _output(self, sampled: dict[str, SampledTokens]) -> ModelRunnerOutput:
         has_prepared = _num_prepared(self.stages) > self.num_prepared
-        return ModelRunnerOutput(sampled, self.prompt_logprobs, self.pooled, has_prepared)
+        return ModelRunnerOutput(sampled, self.prompt_logprobs, self.pooled, has_prepared, self.num_padding_tokens)
 
 
 def _num_prepared(stages: Sequence[Stage[Any]]) -> int:

@@ -11,6 +11,7 @@ from headway.core.kv.host_tier import HostTierStats
 from headway.core.kv.prefix_cache import PrefixCacheStats
 from headway.core.speculation import SpeculationStats
 from headway.core.token_time import TokenTimeStats
+from headway.core.utilisation import UtilisationStats
 from headway.counters import Counter, Gauge, Statistics
 
 StepKind = Literal["decode", "prefill", "mixed"]
@@ -90,6 +91,7 @@ class EngineStats(Statistics):
     drafts: SpeculationStats = msgspec.field(default_factory=SpeculationStats)
     transfers: TransferStats = msgspec.field(default_factory=TransferStats)
     token_time: TokenTimeStats = msgspec.field(default_factory=TokenTimeStats)
+    utilisation: UtilisationStats = msgspec.field(default_factory=UtilisationStats)
 
 
 def summed(each: Iterable[EngineStats]) -> EngineStats:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ class Ceilings:
     """Flops of a large square matmul, counted as 2 per multiply-add."""
     matmul_dtype: str = "bfloat16"
 
+    def scaled(self, factor: float) -> Ceilings:
+        """Those of a device that is `factor` times as fast."""
+        return replace(self, bandwidth_bytes_s=factor * self.bandwidth_bytes_s, flops_s=factor * self.flops_s)
+
     def __str__(self) -> str:
         rate = f"{self.flops_s / 1e12:,.1f} TFLOP/s" if self.flops_s >= 1e12 else f"{self.flops_s / 1e9:,.1f} GFLOP/s"
         return f"copy {self.bandwidth_bytes_s / 1e9:,.1f} GB/s · {self.matmul_dtype} matmul {rate}"
@@ -39,6 +43,8 @@ class _Sizes:
     num_runs: int
     """Runs of a measurement, of which the fastest counts."""
     calls_per_run: int
+    longest_s: float = 0.1
+    """Stop after the run that reaches this time. Two are always made."""
 
 
 _CUDA_SIZES = _Sizes(copy_bytes=2**30, matmul_width=8192, num_runs=5, calls_per_run=5)
@@ -47,7 +53,7 @@ _CPU_SIZES = _Sizes(copy_bytes=2**26, matmul_width=1024, num_runs=6, calls_per_r
 
 def measure_ceilings(device_name: str, dtype_name: str) -> Ceilings:
     """Measure the ceilings. The matmul is in the number format in which the model multiplies prompts, the plan's
-    `dtype`."""
+    `dtype`. On a CPU all quantised weights are multiplied with 8-bit activations by Headway's own kernel."""
     import torch
 
     device = torch.device(device_name)
@@ -59,6 +65,8 @@ def measure_ceilings(device_name: str, dtype_name: str) -> Ceilings:
         bandwidth = _copy_bandwidth(device, sizes)
         if is_fp8:
             dtype_name, flops = "fp8", _fp8_flops(device, sizes)
+        elif weights and device.type == "cpu":
+            dtype_name, flops = "int8", _int8_flops(sizes)
         else:
             flops = _matmul_flops(device, getattr(torch, dtype_name), sizes)
     if device.type == "cuda":
@@ -101,14 +109,26 @@ def _fp8_flops(device: torch.device, sizes: _Sizes) -> float:
     return 2.0 * width**3 / _best_seconds(multiply, device, sizes)
 
 
+def _int8_flops(sizes: _Sizes) -> float:
+    import torch
+
+    from headway.layers.native_ops import Int8Linear
+
+    width = sizes.matmul_width
+    linear, rows = Int8Linear(torch.randn(width, width)), torch.randn(width, width)
+    return 2.0 * width**3 / _best_seconds(lambda: linear(rows), torch.device("cpu"), sizes)
+
+
 def _best_seconds(call: Callable[[], object], device: torch.device, sizes: _Sizes) -> float:
     """Seconds of one call, in the fastest of several runs."""
     _wait_for(device)
     call()
-    best = float("inf")
-    for _ in range(sizes.num_runs):
+    best, began_s = float("inf"), time.perf_counter()
+    for number in range(sizes.num_runs):
         _wait_for(device)
         started_s = time.perf_counter()
+        if number >= 2 and started_s - began_s > sizes.longest_s:
+            break
         for _ in range(sizes.calls_per_run):
             call()
         _wait_for(device)

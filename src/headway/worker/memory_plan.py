@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # an engine without a model has a plan too, and starts three 
     from headway.models.checkpoint import Checkpoint
     from headway.models.decoder_config import Shard
     from headway.transfer.block_format import BlockFormat
+    from headway.worker.ceilings import Ceilings
     from headway.worker.formats import Formats
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ class MemoryPlan:
     """The number of blocks in the disk cache at the start."""
     num_ranks: int = 1
     """The number of ranks. Each has the memory given here."""
+    ceilings: Ceilings | None = None
+    """What the device can do at most, if that was measured."""
 
     @property
     def kv_bytes(self) -> int:

@@ -35,7 +35,9 @@ from headway.transfer.block_format import BlockFormat
 from headway.transfer.block_store import BlockTransfers
 from headway.transfer.disk_store import DiskStore
 from headway.transfer.host_blocks import HostBlocks, SharedSlots
+from headway.worker.ceilings import Ceilings
 from headway.worker.formats import choose_formats
+from headway.worker.known_ceilings import known_ceilings
 from headway.worker.memory_plan import MemoryPlan, free_cuda_bytes, longest_request, plan_memory
 
 # Each is of another way that a layer takes, or of another size of its programs.
@@ -81,6 +83,7 @@ class ModelWorker:
         self._identities: tuple[bytes, ...] = ()  # of the weights, where blocks may leave the device
         self._decoder: Decoder | None = None
         self._draft: Decoder | None = None
+        self._ceilings: Ceilings | None = None
 
     def load(
         self, checkpoint: Checkpoint, progress: Progress | None = None, *, draft: Checkpoint | None = None
@@ -129,9 +132,11 @@ class ModelWorker:
         )
 
     def profile(self) -> int | None:
-        """Run the largest step's largest parts. Returns the bytes left for the KV cache; `None` on a CPU, where only
-        the options limit it."""
+        """Learn what the device can do at most, and run the largest step's largest parts. Returns the bytes left for
+        the KV cache; `None` on a CPU, where only the options limit it."""
         assert self._decoder is not None, "load() comes first"
+        if self._is_first:
+            self._ceilings = known_ceilings(str(self.formats.device), str(self.formats))
         if self.formats.device.type != "cuda":
             return None
         _compile_ahead(self._decoder, self.formats.device)
@@ -152,7 +157,7 @@ class ModelWorker:
         """Plan the use of the memory that `profile` has found."""
         config, decoder, draft = self._config, self._decoder, self._draft
         assert decoder is not None, "load() comes first"
-        return plan_memory(
+        plan = plan_memory(
             config.cache,
             decoder.config,
             self.formats,
@@ -164,6 +169,7 @@ class ModelWorker:
             max_model_len=config.model.max_model_len,
             free_bytes=free_bytes,
         )
+        return dataclasses.replace(plan, ceilings=self._ceilings)
 
     def allocate(self, plan: MemoryPlan, shared: SharedSlots | None = None) -> Allocated:
         """Allocate the KV cache as planned. `shared`: the ranks' shared host memory for blocks, if there is one."""

@@ -137,6 +137,8 @@ def run(arguments: argparse.Namespace) -> int:
         prices = outcome.metrics.prices
         notes = [*outcome_notes(outcome, ignore_eos=options.ignore_eos), *cache_notes(outcome, work)]
         notes += [] if prices is None else [prices.note]
+        if used := str(outcome.utilisation):
+            print(f"Device: {used}")
         for note in notes:
             print(f"note: {note}")
         _print_errors(outcome.errors)
@@ -232,6 +234,7 @@ def _result(
         **outcome.metrics.as_json(),
         "num_preemptions": None,  # no server reports it
         "num_short": outcome.num_short,
+        "utilisation": outcome.utilisation.as_json(),
         "p99_late_ms": 1000 * outcome.late_s,
         "notes": list(notes),
         "error_counts": dict(_counted(outcome.errors)),

@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING
 from headway_lab.bench.http_client import BadResponseError, HttpClient
 from headway_lab.bench.replay import Agenda
 from headway_lab.bench.served import AnswerReader, Dialect, ServedRequest, ServedTimeline, error_text
+from headway_lab.bench.served_utilisation import ServerCounters
 from headway_lab.bench.timelines import BatchSample, percentile
 
 if TYPE_CHECKING:
-    from headway.progress import Meter
+    from headway.core.utilisation import UNKNOWN, Utilisation
+from headway.progress import Meter
 
 _NAMES = {
     "num_requests_running": "running",
@@ -40,17 +42,27 @@ Send = Callable[[int, float, float], Awaitable[ServedTimeline]]
 """(number of the request, when it arrived after the start, the start on the clock) → its timeline"""
 
 
-async def sample_server(client: HttpClient, into: list[BatchSample], *, started_s: float, every_s: float) -> None:
-    """Sample the metrics until cancelled, or until the server turns out to have none."""
+async def sample_server(
+    client: HttpClient,
+    into: list[BatchSample],
+    *,
+    started_s: float,
+    every_s: float,
+    counters: ServerCounters | None = None,
+) -> None:
+    """Sample the metrics until cancelled, or until the server turns out to have none. `counters` reads them too."""
     while True:
         try:
             response = await client.send("GET", "/metrics")
         except (OSError, BadResponseError):
             return
         at_s = time.perf_counter() - started_s
-        sample = read_metrics(response.body.decode("utf-8", "replace"), at_s) if response.status == 200 else None
+        text = response.body.decode("utf-8", "replace")
+        sample = read_metrics(text, at_s) if response.status == 200 else None
         if sample is None:
             return
+        if counters is not None:
+            counters.read(text)
         into.append(sample)
         await asyncio.sleep(every_s)
 
@@ -82,6 +94,8 @@ class ServedRun:
     timelines: Sequence[ServedTimeline]
     duration_s: float
     samples: Sequence[BatchSample] = ()
+    utilisation: Utilisation = UNKNOWN
+    """How well the server used its devices, if its metrics say so."""
 
     @property
     def errors(self) -> list[str]:
@@ -160,13 +174,16 @@ async def offer(
     load = _Load(work, send, max_concurrency, progress)
     gc.collect()
     samples: list[BatchSample] = []
+    counters = ServerCounters()
     started_s = time.perf_counter()
     sampling = None
     if sampled is not None:
-        sampling = asyncio.create_task(sample_server(sampled, samples, started_s=started_s, every_s=sample_every_s))
+        sampling = asyncio.create_task(
+            sample_server(sampled, samples, started_s=started_s, every_s=sample_every_s, counters=counters)
+        )
     try:
         timelines = await load.run(started_s)
-        return ServedRun(timelines, time.perf_counter() - started_s, samples)
+        return ServedRun(timelines, time.perf_counter() - started_s, samples, counters.utilisation)
     finally:
         if sampling is not None:
             sampling.cancel()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from headway.core.utilisation import UNKNOWN, Utilisation
 from headway.errors import ConfigError
 from headway_lab.bench.datasets import Dataset, Draw
 from headway_lab.bench.environment import device_name
@@ -34,6 +35,8 @@ class Outcome:
     """How late requests were sent (99th percentile), which the load generator itself adds to latencies."""
     num_short: int = 0
     """Answers with another number of tokens than asked for."""
+    utilisation: Utilisation = UNKNOWN
+    """How well the device was used, where that is known."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ class EngineTarget:
         )
         lost = [str(index) for index, timeline in enumerate(done.timelines) if not timeline.is_complete]
         errors = [done.errors.get(name, "it did not get exactly its tokens") for name in lost]
-        return Outcome(metrics, done.timelines, done.samples, errors)
+        return Outcome(metrics, done.timelines, done.samples, errors, utilisation=done.utilisation)
 
     def _replay(self, work: Sequence[ServedRequest], progress: Meter | None = None) -> Replay:
         self._num_runs += 1

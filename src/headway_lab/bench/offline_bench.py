@@ -38,6 +38,7 @@ from headway_lab.workload.bench_requests import (
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from headway.core.utilisation import Utilisation
     from headway.engine.llm_engine import LLMEngine
     from headway.worker.ceilings import Ceilings
     from headway_lab.bench.offline_report import Setting
@@ -279,8 +280,10 @@ class _Run:
                 "ratio": ratios_json(self.job.measures, best.times, floor.times),
                 "num_steps": best.num_steps,
                 "num_preemptions": best.num_preemptions,
+                "utilisation": best.utilisation.as_json(),
             }
         )
+        self._show(best.utilisation)
         self._finish(result, run_one, best.num_steps)
         return 0
 
@@ -304,8 +307,10 @@ class _Run:
         floor = OnlineMetrics.of(alone, max(timeline.token_times_s[-1] for timeline in alone))
         for number, metrics in enumerate(rounds, start=1):
             print_online(self.console, metrics, floor, title=f"round {number}")
-        best = min(rounds, key=_unevenness)
+        best, best_replay = min(zip(rounds, replays), key=lambda pair: _unevenness(pair[0]))
+        self._show(best_replay.utilisation)
         result = best.as_json() | {
+            "utilisation": best_replay.utilisation.as_json(),
             "rounds": [metrics.as_json() for metrics in rounds],
             "floor": floor.as_json(),
         }
@@ -329,6 +334,9 @@ class _Run:
             for _ in range(num_warmup):
                 (warm_up or run_one)(progress=progress)
             return [run_one(progress=progress) for _ in range(num_measured)]
+
+    def _show(self, used: Utilisation) -> None:
+        self.console.print(f"device, best round: {used}")
 
     def _finish(self, result: dict[str, Any], run_one: Callable[..., Any], num_steps: int) -> None:
         """Write the result, then the profile: a profile that fails must not lose the result."""

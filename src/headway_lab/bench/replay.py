@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from headway.core.token_time import TokenTimeStats
+from headway.core.utilisation import UNKNOWN, Utilisation
 from headway.errors import ConfigError, HeadwayError
 from headway.sampling_params import SamplingParams
 from headway_lab.bench.timelines import BatchSample, RequestTimeline, RoundTimes, SampleLog, sample_of
@@ -85,6 +86,8 @@ class Round:
     times: RoundTimes
     num_steps: int
     num_preemptions: int
+    utilisation: Utilisation = UNKNOWN
+    """How well its steps used the device."""
 
 
 def sampling_params(request: BenchRequest, temperature: float) -> SamplingParams:
@@ -123,6 +126,7 @@ def run_round(
     finished: dict[str, RequestOutput] = {}
     errors: dict[str, str] = {}
     num_steps = 0
+    used_before = engine.utilisation.stats.copy()
     gc.collect()
     prompts_share = _prompt_share_from_now(engine)
     started_s = now()
@@ -143,6 +147,7 @@ def run_round(
         RoundTimes.of(work, elapsed_s=elapsed_s, pace_s=_mean_pace(finished.values()), prompt_share=prompts_share()),
         num_steps,
         sum(output.metrics.num_preemptions for output in finished.values() if output.metrics is not None),
+        Utilisation.of(engine.utilisation.stats.since(used_before)),
     )
 
 
@@ -190,6 +195,8 @@ class Replay:
     """The share of the steps' time that prompt tokens took."""
     answers: Sequence[Sequence[int]] = ()
     """The tokens of each request's answer."""
+    utilisation: Utilisation = UNKNOWN
+    """How well its steps used the device."""
 
     @property
     def num_lost(self) -> int:
@@ -215,6 +222,7 @@ def replay(
     agenda, log, num_steps = Agenda(work), SampleLog(), 0
     errors: dict[str, str] = {}
     answers: list[Sequence[int]] = [()] * len(work)
+    used_before = engine.utilisation.stats.copy()
     gc.collect()
     prompts_share = _prompt_share_from_now(engine)
     started_s = now()
@@ -248,4 +256,6 @@ def replay(
                     progress.advance()
         if log.is_due(is_idle=not engine.has_unfinished_requests()):
             log.add(sample_of(engine.core.scheduler, elapsed_s))
-    return Replay(timelines, now() - started_s, num_steps, log.samples, errors, prompts_share(), answers)
+    duration_s = now() - started_s
+    used = Utilisation.of(engine.utilisation.stats.since(used_before))
+    return Replay(timelines, duration_s, num_steps, log.samples, errors, prompts_share(), answers, used)

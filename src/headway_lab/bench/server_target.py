@@ -163,6 +163,7 @@ class ServerTarget:
             run.errors,
             run.late_s,
             run.num_short,
+            run.utilisation,
         )
 
     def close(self) -> None:

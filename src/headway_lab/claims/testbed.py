@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headway.core.utilisation import Utilisation
 from headway.errors import ConfigError
 from headway_lab.bench.environment import device_name
 from headway_lab.bench.online_metrics import OnlineMetrics
@@ -52,6 +53,8 @@ class Run:
     """At each step: how many requests were in the batch."""
     prompt_share: float | None = None
     """The share of the steps' time that prompt tokens took."""
+    utilisation: Utilisation | None = None
+    """How well steps used the device, where that is known."""
 
     @cached_property
     def metrics(self) -> OnlineMetrics:
@@ -253,7 +256,8 @@ class EngineTestbed:
         done = replay(engine, work, temperature=0.0, step=watch.step, progress=progress)
         if done.num_lost:
             raise RuntimeError(f"{done.num_lost} requests did not get their tokens; the measurement is void")
-        return Run(done.timelines, done.duration_s, watch.waste, watch.num_running, done.prompt_share)
+        used = Utilisation.of(engine.utilisation.stats)
+        return Run(done.timelines, done.duration_s, watch.waste, watch.num_running, done.prompt_share, used)
 
     def use(self, **options: Any) -> None:
         """The model is loaded again when it is needed next, if these are other options."""
@@ -428,7 +432,8 @@ class SimulatedTestbed:
         check_work(work, machine)
         done = simulate(work, machine, setup.scheduler, setup.cache, progress=progress)
         share = done.token_time.prompt_share
-        return Run(done.timelines, done.duration_s, done.waste, done.num_running, share)
+        used = None if done.utilisation is None else Utilisation.of(done.utilisation)
+        return Run(done.timelines, done.duration_s, done.waste, done.num_running, share, used)
 
     def use(self, **options: Any) -> None:
         """Adjust what is known without measuring. A KV format: a token takes fewer bytes, so more tokens fit, and

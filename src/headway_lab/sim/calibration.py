@@ -13,13 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from headway.config import CacheConfig, SchedulerConfig, check_names
 from headway.errors import ConfigError, did_you_mean
+from headway.models.costs import ModelCosts
 from headway.settings import CacheSettings, SchedulerSettings
+from headway.worker.ceilings import Ceilings
+from headway.worker.step_costs import planned_costs
 from headway_lab.bench.environment import device_name, versions
 from headway_lab.sim.cost_model import CostModel, Link, Ranks, non_negative_least_squares
 from headway_lab.sim.drafting import Drafting
@@ -102,6 +105,9 @@ class Machine:
     drafting: Drafting = field(default_factory=Drafting)
     link: Link = field(default_factory=Link)
     """The link from each rank to the others, and to other machines."""
+    costs: ModelCosts | None = None
+    """Bytes and flops of the model, if they are known; with `ceilings` they give the utilisation."""
+    ceilings: Ceilings | None = None
 
 
 @dataclass(frozen=True)
@@ -136,6 +142,10 @@ class Calibration:
     dtype: str = ""
     kv_dtype: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    costs: ModelCosts | None = None
+    """Bytes and flops of the model, or of one rank's part. Older files have neither these nor `ceilings`."""
+    ceilings: Ceilings | None = None
+    """What the device can do at most."""
     verified: Mapping[str, Any] | None = None
     """What `headway sim-check` has found about simulations with this file."""
 
@@ -169,6 +179,8 @@ class Calibration:
             dtype=plan.dtype,
             kv_dtype=plan.kv_dtype,
             versions=versions(),
+            costs=planned_costs(engine.model_config, plan),
+            ceilings=plan.ceilings,
         )
 
     @property
@@ -191,6 +203,8 @@ class Calibration:
             ranks=self.ranks,
             drafting=self.drafting,
             link=link or Link(),
+            costs=self.costs,
+            ceilings=self.ceilings,
         )
 
     @property
@@ -210,15 +224,24 @@ class Calibration:
 
     def scaled(self, factor: float) -> Calibration:
         """The same machine with all times multiplied by `factor`."""
+        ceilings = None if self.ceilings is None else self.ceilings.scaled(1.0 / factor)
         return dataclasses.replace(
-            self, cost=self.cost.scaled(factor), host=self.host.scaled(factor), drafting=self.drafting.scaled(factor)
+            self,
+            cost=self.cost.scaled(factor),
+            host=self.host.scaled(factor),
+            drafting=self.drafting.scaled(factor),
+            ceilings=ceilings,
         )
 
     def as_json(self) -> dict[str, Any]:
         """The content of the file."""
         plain = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        parts = {"cost": self.cost.as_json(), "host": self.host.as_json(), "drafting": self.drafting.as_json()}
-        return {"kind": _KIND, "format": FORMAT, **plain, **parts}
+        parts = {
+            name: None if part is None else dataclasses.asdict(part)
+            for name, part in (("costs", self.costs), ("ceilings", self.ceilings))
+        }
+        own = {"cost": self.cost.as_json(), "host": self.host.as_json(), "drafting": self.drafting.as_json()}
+        return {"kind": _KIND, "format": FORMAT, **plain, **own, **parts}
 
     def save(self, path: str | Path) -> None:
         """Write the calibration as JSON; `ConfigError` if it cannot be written."""
@@ -295,8 +318,26 @@ def _parse(document: dict[str, Any]) -> Calibration:
             "cost": CostModel.from_json(document["cost"]),
             "host": HostTime.from_json(document["host"]),
             "drafting": Drafting.from_json(document.get("drafting", {})),
+            "costs": _part(ModelCosts, document.get("costs"), "costs"),
+            "ceilings": _part(Ceilings, document.get("ceilings"), "ceilings"),
         }
     )
     check_names([*parsed.scheduler, *parsed.cache])
     parsed.scheduler_settings(), parsed.cache_settings()  # raise if the values are not this version's
     return parsed
+
+
+_Part = TypeVar("_Part", ModelCosts, Ceilings)
+
+
+def _part(kind: type[_Part], document: Any, name: str) -> _Part | None:
+    """A record of numbers above 0, if the file has it."""
+    if document is None:
+        return None
+    part = kind(**document)
+    for item in dataclasses.fields(part):
+        value = getattr(part, item.name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if item.name != "matmul_dtype" and not (is_number and value >= 0 and (value or kind is ModelCosts)):
+            raise ValueError(f"{item.name} of {name} is {value!r}, not a number that makes sense")
+    return part

@@ -13,6 +13,7 @@ from headway.core.forecast.answers import RecentAnswers
 from headway.core.kv.cache_report import CacheChanges, CacheReport
 from headway.core.step_work import StepWork
 from headway.engine.engine_core import CoreStep, EngineCore
+from headway.engine.utilisation import UtilisationMeter
 from headway.executor.simulated import Arrivals, SimulatedExecutor, SimulatedTransfers, StepTime, VirtualClock
 from headway.settings import CacheSettings, SchedulerSettings
 from headway_lab.sim.calibration import Machine
@@ -104,6 +105,7 @@ class Replica:
         self.core.scheduler.forecaster.answers = RecentAnswers(knows_limits=False)
         if learned is not None:
             self.core.scheduler.learn_from(learned)
+        self.utilisation = None if machine.costs is None else UtilisationMeter(machine.costs, machine.ceilings)
         self._changes: CacheChanges | None = None
         self.spans: list[tuple[float, float]] = []
         """The times in which it computed: (from, to)."""
@@ -133,6 +135,8 @@ class Replica:
         step = self.core.step()
         num_rows = len(step.report.snapshot.output.scheduled)
         if num_rows:
+            if self.utilisation is not None:
+                self.utilisation.take(step.report)
             self.clock.sleep(self._after_s(num_rows))
             if self.spans and self.spans[-1][1] == started_s:
                 started_s = self.spans.pop()[0]

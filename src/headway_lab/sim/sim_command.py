@@ -300,10 +300,10 @@ class _Simulator:
 
     def _trust(self, run: SimRun) -> list[str]:
         """The notes beside all simulated numbers."""
-        from headway_lab.sim.sim_report import replica_notes, trust_notes
+        from headway_lab.sim.sim_report import replica_notes, trust_notes, utilisation_notes
 
         told = replica_notes(run.simulation, self._plain.machine)
-        return [*trust_notes(self._calibration), *self._plain.notes, *told]
+        return [*trust_notes(self._calibration), *self._plain.notes, *told, *utilisation_notes(run.simulation)]
 
     def _speed_note(self, run: SimRun) -> str:
         simulation = run.simulation

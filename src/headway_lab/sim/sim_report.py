@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway.core.step_work import StepWork
+from headway.core.utilisation import Utilisation
 from headway_lab.bench.forecast_errors import ForecastErrors
 from headway_lab.bench.timelines import percentile
 from headway_lab.sim.calibration import Calibration, Machine
@@ -115,6 +116,7 @@ def simulation_json(result: dict[str, Any], calibration: Calibration, simulation
         **ForecastErrors.of(simulation.timelines).as_json(),
         **_transfer_numbers(simulation),
         "simulated": True,
+        **({} if simulation.utilisation is None else {"utilisation": Utilisation.of(simulation.utilisation).as_json()}),
         "num_steps": simulation.num_steps,
         "most_waiting": simulation.most_waiting,
         "device_busy_share": simulation.busy_s / max(simulation.duration_s * len(simulation.num_routed), 1e-12),
@@ -172,6 +174,12 @@ def replica_notes(simulation: Simulation, machine: Machine) -> list[str]:
         f"{p99} in the P99, waiting for the link included; {simulation.hidden_share:.0%} of that hidden behind steps "
         "for others.",
     ]
+
+
+def utilisation_notes(simulation: Simulation) -> list[str]:
+    """A note on how well the devices were used, where the calibration has what that takes."""
+    used = "" if simulation.utilisation is None else str(Utilisation.of(simulation.utilisation))
+    return [f"Use of the devices while steps ran: {used}."] if used else []
 
 
 def trust_notes(calibration: Calibration) -> list[str]:

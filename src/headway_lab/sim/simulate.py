@@ -26,6 +26,7 @@ from headway.core import Request, RequestStatus, RequestUpdate, Scheduler, Sched
 from headway.core.kv.cache_report import CacheReport
 from headway.core.step_work import StepWork
 from headway.core.token_time import TokenTimeStats
+from headway.core.utilisation import UtilisationStats
 from headway.engine.engine_core import CoreStep
 from headway.errors import ConfigError
 from headway.front.roles import PrefillChoice, Roles, computes_elsewhere
@@ -86,6 +87,8 @@ class Simulation:
     """The number of prompts that these replicas computed."""
     transfers: Sequence[Transfer] = ()
     """One for each of these prompts that had missing blocks; several if it begins with all of another prompt."""
+    utilisation: UtilisationStats | None = None
+    """What steps took from their devices, all replicas together, if the machine's costs are known."""
     hidden_s: float = 0.0
     """The seconds of transfers during which the receiving replica computed."""
 
@@ -218,6 +221,9 @@ class _Cluster:
             result.num_steps += replica.executor.num_steps
             result.busy_s += replica.executor.busy_s
             result.token_time.add(replica.core.scheduler.token_time.stats)
+            if replica.utilisation is not None:
+                result.utilisation = result.utilisation or UtilisationStats()
+                result.utilisation.add(replica.utilisation.stats)
             if (cache := replica.core.scheduler.kv_cache.prefix_cache) is not None:
                 result.num_queried_tokens += cache.stats.num_queried_tokens
                 result.num_hit_tokens += cache.stats.num_hit_tokens

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from headway.core.request_options import RequestOptions
 from headway.core.token_time import TokenTimeStats
+from headway.core.utilisation import UtilisationStats
 from headway.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from headway.sampling_params import SamplingParams
 from headway.tracing import span
@@ -26,6 +27,7 @@ class ScriptedEngine:
         self._live: dict[str, tuple[SamplingParams, bool, float]] = {}
         self._times: dict[str, list[float]] = {}
         self.core = SimpleNamespace(scheduler=_Scheduler(self))
+        self.utilisation = SimpleNamespace(stats=UtilisationStats())
 
     def now(self) -> float:
         return self.clock_s

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from headway.core.request_options import RequestOptions
+from headway.core.utilisation import UNKNOWN
 from headway.errors import ConfigError
 from headway_lab.bench.datasets import Draw
 from headway_lab.bench.load_target import Judging, Outcome
 from headway_lab.bench.served import ServedRequest
+from headway_lab.bench.served_utilisation import ServerCounters
 from headway_lab.bench.server_target import ServerOptions, ServerTarget
 from tests.lab.bench.sse_server import DONE, METRICS, Answer, SSEServer, event, steady, text_event, usage_event
 
@@ -232,3 +234,27 @@ def test_it_keeps_up_with_many_events() -> None:
         used_s = time.thread_time() - before_s
     assert outcome.metrics.num_output_tokens == 10_000
     assert 10_000 / used_s > 5_000
+
+
+def test_shares_of_a_server_are_those_of_the_load() -> None:
+    counters = ServerCounters()
+    assert counters.utilisation == UNKNOWN
+    for busy_s, read_s, padding in ((10, 1, 0), (15, 2, 5), (20, 9, 10)):
+        counters.read(
+            f"""# HELP headway:device_busy_seconds_total Time in which steps ran on the device.
+headway:device_busy_seconds_total{{model_name="m"}} {busy_s}
+headway:estimated_read_seconds_total{{model_name="m"}} {read_s}
+headway:estimated_ceiling_seconds_total{{model_name="m"}} {read_s}
+headway:step_tokens_total{{model_name="m"}} {3 * padding}
+headway:step_padding_tokens_total{{model_name="m"}} {padding}
+headway:num_requests_running{{model_name="m"}} 3
+"""
+        )
+    counters.read("vllm:num_requests_running 3")
+    assert counters.utilisation.as_json() == {
+        "bandwidth": 0.8,
+        "compute": 0.0,
+        "ceiling": 0.8,
+        "useful": 0.75,
+        "host": 0.0,
+    }

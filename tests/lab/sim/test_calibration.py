@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,13 @@ from typing import Any
 import pytest
 
 from headway.errors import ConfigError
+from headway.models.costs import ModelCosts
+from headway.worker.ceilings import Ceilings
 from headway_lab.sim import Calibration
 from headway_lab.sim.cost_model import Ranks
 from tests.lab.sim.machines import calibration
+
+COSTS = ModelCosts(1e9, 1e3, 2e9, 1e3, 1e6, 1e8)
 
 
 def test_a_saved_one_is_the_same(tmp_path: Path) -> None:
@@ -21,6 +26,7 @@ def test_a_saved_one_is_the_same(tmp_path: Path) -> None:
         calibration(),
         calibration(overlap=True, num_host_slots=7, verified={"a": {"mean_ttft_ms": 0.1}}),
         calibration(tensor_parallel_size=4, num_layers=2, hidden_size=64),
+        calibration(costs=COSTS, ceilings=Ceilings(1e12, 1e14)),
     ):
         one.save(path)
         assert Calibration.load(path) == one
@@ -56,6 +62,12 @@ def changed(change: Callable[[dict[str, Any]], object]) -> str:
         (changed(lambda d: d["cost"]["errors"][0].update(kind="other")), "no kind of step"),
         (changed(lambda d: d["host"].update(before_s=-1.0)), "negative"),
         (changed(lambda d: d["host"].update(colour=1.0)), "cannot be used"),
+        (changed(lambda d: d.update(ceilings={"bandwidth_bytes_s": 0.0, "flops_s": 1.0})), "bandwidth_bytes_s of ceil"),
+        (changed(lambda d: d.update(ceilings={"flops_s": 1.0})), "bandwidth_bytes_s"),
+        (
+            changed(lambda d: d.update(costs=dataclasses.asdict(COSTS) | {"output_flops": "many"})),
+            "output_flops of costs",
+        ),
         (changed(lambda d: d["scheduler"].update(colour=1.0)), "cannot be used"),
         (changed(lambda d: d["scheduler"].update(scheduling_policy="none")), "scheduling_policy"),
         (changed(lambda d: d["cache"].update(prefix_caching="on")), "prefix_caching is now enable_prefix_caching"),

@@ -15,7 +15,10 @@ import pytest
 
 from headway.config import CacheConfig, SchedulerConfig
 from headway.core.request_options import RequestOptions
+from headway.core.utilisation import Utilisation
 from headway.errors import ConfigError
+from headway.models.costs import ModelCosts
+from headway.worker.ceilings import Ceilings
 from headway_lab.bench.timelines import RequestTimeline
 from headway_lab.sim import CostModel, HostTime, Machine, simulate
 from headway_lab.workload.bench_requests import BenchRequest
@@ -210,3 +213,20 @@ def test_the_batch_is_seen_empty_while_there_is_nothing_to_do() -> None:
     assert result.num_steps > 4_000  # more than samples are kept
     idle = [sample.at_s for sample in result.samples if sample.num_running == 0]
     assert idle == [timeline.token_times_s[-1] for timeline in result.timelines]
+
+
+def test_the_device_is_used_as_steps_by_hand_say() -> None:
+    """Two requests of 10 tokens get 5 each: a step for both prompts, and four that decode."""
+    costs = ModelCosts(1e9, 1e3, 2e9, 1e3, 1e6, 1e8)
+    cost = CostModel.of_terms(decode_constant=0.01, chunk_constant=0.02)
+    machine = Machine(cost, 100, 16, 1000, costs=costs, ceilings=Ceilings(1e12, 1e13))
+    work = [BenchRequest([0] * 10, 5) for _ in range(2)]
+    done = simulate(work, machine, SchedulerConfig().resolve("cpu"), seed=None)
+    used = done.utilisation
+    assert used is not None
+    assert used.device_busy_s == pytest.approx(done.busy_s) == pytest.approx(0.06)
+    assert used.read_bytes == 5 * 1e9 + 1e3 * (20 + 2 * (11 + 12 + 13 + 14))
+    assert used.flops == 28 * 2e9 + 1e3 * 2 * (55 + 11 + 12 + 13 + 14) + 10 * 1e6
+    assert Utilisation.of(used).bandwidth == pytest.approx(5.00012e-3 / 0.06)
+    unknown = simulate(work, dataclasses.replace(machine, costs=None), SchedulerConfig().resolve("cpu"), seed=None)
+    assert unknown.utilisation is None and unknown.duration_s == done.duration_s

@@ -127,6 +127,8 @@ def test_steps_are_padded_to_rungs_and_without_graphs_they_are_not(
         StepShape(16, 6, has_chunks=True),  # 3 + 1 + 9 tokens
         StepShape(4, 4, has_chunks=False),  # of 3 requests
     ]
+    used = llm.engine.utilisation.stats
+    assert (used.num_step_tokens, used.num_padding_tokens) == (13 + 3, 3 + 1)
     shapes.clear()
     assert run(llm, PROMPTS[:1], 2).tokens == [cpu_tokens[0][:2]]
     assert shapes == [

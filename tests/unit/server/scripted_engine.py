@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -32,6 +33,7 @@ from headway.server.api.api_errors import ApiError
 from headway.server.live.live_page import LiveHubs, Prices, live_routes
 from headway.wire.engine_stats import EngineStats
 from headway.wire.messages import BlockSnapshot, EngineReady, StepSnapshot
+from headway.worker.ceilings import Ceilings
 from tests.unit.no_model import nominal_config, nominal_plan
 
 MAX_MODEL_LEN, VOCAB_SIZE = 2048, 49152
@@ -81,9 +83,13 @@ class ScriptedEngine:
             executor=FakeExecutor(lambda request_id, num_tokens: 1),
             tokenizer=None,
             model_config=nominal_config(vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN),
-            plan=nominal_plan(**shape, max_model_len=MAX_MODEL_LEN),
+            plan=dataclasses.replace(
+                nominal_plan(**shape, max_model_len=MAX_MODEL_LEN),
+                step_weight_bytes=10**6,
+                ceilings=Ceilings(1e8, 1e10),
+            ),
         )
-        self._counters = EngineCounters(engine.core.scheduler, engine.beams)
+        self._counters = EngineCounters(engine.core.scheduler, engine.beams, utilisation=engine.utilisation.stats)
         self._snapshots = SnapshotMaker(engine.core.scheduler, engine.beams)
         self._requests: dict[str, Pretended] = {}
         self._numbers = itertools.count()

@@ -13,11 +13,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway import __version__
+from headway.core.utilisation import UNKNOWN, UtilisationStats
 from headway.server.api import openapi
 from headway.server.api.record_fields import ApiRecord
 from headway.server.api.responses_api import ResponsesRequest
 from headway.server.limits import LIMITS
-from headway.server.metrics.server_metrics import Histogram, RecentQuantiles, RecentShare
+from headway.server.metrics.server_metrics import Histogram, RecentQuantiles, RecentShare, RecentUtilisation
 from headway.tokenizer import Tokenizer
 from tests.unit.clock import Clock
 from tests.unit.engine_stats import engine_stats
@@ -29,6 +30,7 @@ VLLM_NAMES = [
     *("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"),
     *("request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds"),
     *("request_inference_time_seconds", "request_prompt_tokens", "request_generation_tokens"),
+    *("estimated_flops_per_gpu", "estimated_read_bytes_per_gpu"),
 ]
 OWN_NAMES = [
     *("recomputed_tokens", "kv_blocks_live", "kv_blocks_cached", "kv_blocks_free", "kv_waste_perc"),
@@ -206,6 +208,44 @@ def test_metrics_know_each_step_once() -> None:
     assert found["headway:step_time_seconds_count[('kind', 'mixed')]"] == 1
     assert found["headway:step_time_seconds_count[('kind', 'decode')]"] == 0
     assert found["headway:scheduler_time_seconds_count"] == 1
+
+
+def test_shares_of_the_device_are_those_of_the_last_minute() -> None:
+    clock = Clock()
+    recent = RecentUtilisation(clock)
+    assert recent.shares() == UNKNOWN
+    recent.observe(UtilisationStats(device_busy_s=10.0, read_s=1.0, ceiling_s=1.0))
+    clock.now_s += 59.0
+    recent.observe(UtilisationStats(device_busy_s=20.0, read_s=9.0, ceiling_s=9.0))
+    assert recent.shares().bandwidth == 9 / 20
+    clock.now_s += 2.0
+    assert recent.shares().bandwidth == 8 / 10, "the first second is over a minute ago"
+    recent.observe(UtilisationStats(device_busy_s=1.0, read_s=0.25, ceiling_s=0.25))
+    clock.now_s += 1.0
+    recent.observe(UtilisationStats(device_busy_s=3.0, read_s=0.75, ceiling_s=0.75))
+    assert recent.shares().bandwidth == 0.25, "an engine that has begun anew"
+
+
+def test_metrics_show_shares_only_where_they_are_known() -> None:
+    server = FakeServer()
+    assert not [name for name in samples(server) if name.endswith(("bandwidth_perc", "nvml_utilization_perc"))]
+    server.engine.stats = engine_stats(
+        device_busy_s=4.0, read_bytes=3e9, flops=5e9, read_s=3.0, ceiling_s=3.0, num_step_tokens=3, num_padding_tokens=1
+    )
+    for listener in server.engine.listeners:
+        listener(server.engine.stats)
+    found = samples(server)
+    expected = {
+        "estimated_read_bytes_per_gpu_total": 3e9,
+        "estimated_flops_per_gpu_total": 5e9,
+        "device_busy_seconds_total": 4.0,
+        "step_padding_tokens_total": 1,
+        "device_bandwidth_perc": 0.75,
+        "device_compute_perc": 0.0,
+        "useful_tokens_perc": 0.75,
+    }
+    assert {name: found[f"headway:{name}"] for name in expected} == expected
+    assert "headway:nvml_utilization_perc" not in found
 
 
 def test_histogram_is_cumulative() -> None:

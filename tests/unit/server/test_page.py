@@ -11,7 +11,21 @@ from tests.unit.server.browser import DRAWN_TEXT, PHONE, WIDE, ask, number, pict
 from tests.unit.server.http_thread import serving
 from tests.unit.server.scripted_engine import ScriptedEngine, ScriptedReplicas, create_app
 
-NUMBERS = ("output", "prompt", "running", "waiting", "ttft", "itl", "kv", "hits", "preempt")
+NUMBERS = (
+    "output",
+    "prompt",
+    "running",
+    "waiting",
+    "ttft",
+    "itl",
+    "kv",
+    "hits",
+    "preempt",
+    "use",
+    "useful",
+    "host",
+    "nvml",
+)
 
 
 def test_the_key_is_sent_and_asked_for(engine: ScriptedEngine, open_page: Callable[..., Any]) -> None:
@@ -60,12 +74,14 @@ def test_load_shows_in_the_batch_of_a_phone(page: Any) -> None:
     assert page.locator("#batch").is_visible() and page.locator("#chat").is_hidden()
     assert "Idle" in page.text_content("#advice")
     page.wait_for_timeout(300)
-    before = {name: pixels(page, name) for name in ("#lanes", "#blocks", "#c-requests")}
+    before = {name: pixels(page, name) for name in ("#lanes", "#blocks", "#c-requests", "#c-use")}
     page.click("#load")
     shown = "parseFloat(document.querySelector('{}').textContent)"
     for name, least in (("#n-running", 8), ("#n-kv", 1), ("#n-output", 1)):
         page.wait_for_function(f"() => {shown.format(name)} >= {least}")
     page.wait_for_timeout(1200)
+    wait_for_text(page, "#n-use", "%")
+    assert number(page, "#n-useful") == 100 and page.text_content("#n-nvml") == "–"
     for name, old in before.items():
         assert pixels(page, name) != old, name
     picture(page, "load-phone")

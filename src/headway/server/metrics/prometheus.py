@@ -95,11 +95,30 @@ class _Snapshot(Collector):
             yield self._gauge(name, help_text, value)
         if self._metrics.num_devices is not None:
             yield self._gauge("devices", "Devices of all replicas and ranks.", self._metrics.num_devices())
+        yield from self._utilisation()
         for name, help_text, count in (
             ("engine_restarts", "Times an engine process had to be started again.", self._engine.num_restarts),
             ("requests_resumed", "Times a request went on in another engine process.", self._engine.num_resumed),
         ):
             yield self._counter(name, help_text, count)
+
+    def _utilisation(self) -> Iterator[Metric]:
+        """Yield the shares of the last minute that are known."""
+        used = self._metrics.recent_utilisation.shares()
+        for name, help_text, share in (
+            (
+                "device_bandwidth_perc",
+                "Bytes that steps read, of what the device can read.",
+                used.bandwidth,
+            ),
+            ("device_compute_perc", "Operations of steps, of what the device can compute (MFU).", used.compute),
+            ("device_ceiling_perc", "The least time of steps by both limits, of their time.", used.ceiling),
+            ("useful_tokens_perc", "Tokens of requests among those that steps compute.", used.useful),
+            ("device_host_wait_perc", "Time the device waits for the host, of the time with work.", used.host),
+            ("nvml_utilization_perc", "Time in which any kernel ran, as NVML counts it.", used.nvml),
+        ):
+            if share is not None:
+                yield self._gauge(name, f"{help_text} In the last minute, 1 is all.", share)
 
     def _replica_metrics(self) -> Iterator[Metric]:
         """Yield the metrics of each replica: whether it serves, and the numbers that are declared per replica."""

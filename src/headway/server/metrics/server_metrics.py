@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+from headway.core.utilisation import UNKNOWN, Utilisation, UtilisationStats
 from headway.server.limits import LIMITS
 from headway.server.loop_guard import LoopStalls
 from headway.wire.engine_stats import EngineStats
@@ -138,6 +139,34 @@ class RecentShare:
                 self._marks.popleft()
 
 
+class RecentUtilisation:
+    """How well steps used their devices in the last minute, from a copy of the counters each second."""
+
+    WINDOW_S = 60
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._marks: deque[tuple[int, UtilisationStats]] = deque()
+        self._last = UtilisationStats()
+
+    def observe(self, stats: UtilisationStats) -> None:
+        """Record the current counters. Counters that have decreased were reset."""
+        if stats.device_busy_s < self._last.device_busy_s:
+            self._marks.clear()
+            self._last = UtilisationStats()
+        second = int(self._now())
+        if not self._marks or self._marks[-1][0] != second:
+            self._marks.append((second, self._last.copy()))
+        self._last = stats
+
+    def shares(self) -> Utilisation:
+        """Return the shares in the last minute."""
+        oldest = int(self._now()) - self.WINDOW_S
+        while self._marks and self._marks[0][0] <= oldest:
+            self._marks.popleft()
+        return Utilisation.of(self._last.since(self._marks[0][1])) if self._marks else UNKNOWN
+
+
 class RecentTimes:
     """Samples of the last minute, in seconds."""
 
@@ -192,6 +221,7 @@ class ServerMetrics:
         """For the page, which shows those of the last few seconds."""
         self.recent_hits = RecentShare(now)
         """Share of the looked-up tokens that were found in the prefix cache. The page shows it too."""
+        self.recent_utilisation = RecentUtilisation(now)
         self.prediction_time = Histogram(STEP_BUCKETS_S)
         self.prediction_error = 0.0
         self.num_checked_predictions = 0
@@ -222,6 +252,7 @@ class ServerMetrics:
     def observe_step(self, stats: EngineStats) -> None:
         """Record the numbers of a step, unless it has been recorded before."""
         self.recent_hits.observe(stats.prefix_cache.num_hit_tokens, stats.prefix_cache.num_queried_tokens)
+        self.recent_utilisation.observe(stats.utilisation)
         if stats.batch.num_steps != self._num_steps:
             self._num_steps = stats.batch.num_steps
             self.step_time[stats.step.kind].observe(stats.step.duration_s)

@@ -26,6 +26,8 @@ export class BatchPanel {
       chart("requests", [["running", "running"], ["waiting", "waiting"]], count),
       chart("ttft", [["ttft", "P50"]], ms),
       chart("itl", [["p50", "P50"], ["p99", "P99"]], ms),
+      chart("use", [["bandwidth", "bandwidth"], ["compute", "compute"]], percent),
+      chart("losses", [["padding", "padding"], ["host", "waits for host"]], percent),
     ];
     this.spokenAt = 0;
     this.drawWanted = false;
@@ -163,6 +165,11 @@ export class BatchPanel {
     setText($("n-kv"), percent(share));
     setText($("n-hits"), percent(numbers.hit_rate));
     setText($("n-preempt"), count(numbers.num_preemptions));
+    const { bandwidth, compute, padding, host, nvml } = this.series.shares();
+    setText($("n-use"), bandwidth == null ? "–" : `${percent(bandwidth)} / ${percent(compute)}`);
+    setText($("n-useful"), percent(padding == null ? null : 1 - padding));
+    setText($("n-host"), percent(host));
+    setText($("n-nvml"), percent(nvml));
     this.#showPrices(numbers.prices);
   }
 

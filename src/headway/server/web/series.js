@@ -3,17 +3,31 @@
 import { SECONDS } from "./charts.js";
 
 const RATE_WINDOW_S = 3;
+const COUNTERS = {
+  steps: "num_steps",
+  prompt: "prompt_tokens",
+  output: "generation_tokens",
+  busy: "device_busy_s",
+  waited: "host_wait_s",
+  read: "read_s",
+  computed: "compute_s",
+  tokens: "num_step_tokens",
+  padded: "num_padding_tokens",
+  nvmlBusy: "nvml_busy_s",
+  nvml: "nvml_s",
+};
 
 export class Series {
   constructor() {
     this.points = [];
-    this.recent = []; // [{at, steps, prompt, output}], a little more than the window
+    this.recent = []; // [{at, and each of COUNTERS}], a little more than the window
     this.pointAt = -Infinity;
   }
 
   /** Takes in a frame's numbers; true if a point was added. */
   add(at, numbers) {
-    const mark = { at, steps: numbers.num_steps, prompt: numbers.prompt_tokens, output: numbers.generation_tokens };
+    const mark = { at };
+    for (const [key, name] of Object.entries(COUNTERS)) mark[key] = numbers[name];
     const last = this.recent.at(-1);
     if (last && (at < last.at || mark.output < last.output)) this.recent = []; // another server process
     this.recent.push(mark);
@@ -29,6 +43,7 @@ export class Series {
       ttft: numbers.ttft_p50_ms,
       p50: numbers.itl_p50_ms,
       p99: numbers.itl_p99_ms,
+      ...this.shares(),
     });
     this.points.splice(0, this.points.length - SECONDS);
     return true;
@@ -45,6 +60,24 @@ export class Series {
     const [first, last] = [this.recent[0], this.recent.at(-1)];
     if (!last) return null;
     return last.at > first.at ? (last[key] - first[key]) / (last.at - first.at) : 0;
+  }
+
+  /** How well steps use the device, over the last few seconds; null where nothing is known, as without its ceilings. */
+  shares() {
+    const [first, last] = [this.recent[0], this.recent.at(-1)];
+    const grown = (key) => (last ? last[key] - first[key] : 0);
+    const share = (part, ...wholes) => {
+      const whole = wholes.reduce((sum, key) => sum + grown(key), 0);
+      return whole > 0 ? grown(part) / whole : null;
+    };
+    const isMeasured = grown("read") > 0;
+    return {
+      bandwidth: isMeasured ? share("read", "busy") : null,
+      compute: isMeasured ? share("computed", "busy") : null,
+      padding: share("padded", "tokens", "padded"),
+      host: share("waited", "waited", "busy"),
+      nvml: share("nvmlBusy", "nvml"),
+    };
   }
 
   /** Seconds without a sample are empty points. */
