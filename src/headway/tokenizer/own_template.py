@@ -48,5 +48,6 @@ def _render(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> str:
         return tokenizer.apply_chat_template(messages)
     except HeadwayError as error:  # made for clients: the cause says more
         cause = error.__cause__
-        line = f" (line {cause.lineno})" if hasattr(cause, "lineno") else ""
+        number = getattr(cause, "lineno", None)
+        line = "" if number is None else f" (line {number})"
         raise ConfigError(f"{error if cause is None else f'{type(cause).__name__}: {cause}'}{line}") from error
