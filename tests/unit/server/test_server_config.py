@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from headway.cli import serve
+from headway.cli.every_option import server_flags
 from headway.config import ModelConfig
-from headway.console.flags import server_flags
 from headway.errors import ConfigError, ModelNotFoundError
 from headway.loader.model_tokenizer import load_model_tokenizer
 from headway.server.server_config import ServerConfig
