@@ -20,7 +20,6 @@ from headway.errors import ConfigError, did_you_mean
 from headway.option_fields import parse_bytes, shown
 from headway.text_files import read_decoded
 
-
 _LONG_KEY = re.compile(r"""(?<![\w"'-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
 """A key of many parts: a.a.a.a. The decoder takes a time that grows with the square of their number."""
 
