@@ -1,22 +1,24 @@
-"""Run every shell and Python example of README.md and docs/*.md, word for word, and print how long each took.
+"""Run every shell and Python example of README.md, docs/*.md and docs/tutorials, word for word, and print how long each took.
 
     .venv/bin/python docs/run_examples.py                  # all that need neither a GPU nor other people's files
     .venv/bin/python docs/run_examples.py --only simulator --timeout 300
     .venv/bin/python docs/run_examples.py --list           # what would run, and why the others do not
 
-Examples run in a scratch folder with the repository's workloads, benchmarks and docs in it. Those that talk to a server
-at http://127.0.0.1:8000 find one; those that start one are run until it is healthy, and it serves the rest of their
-page. What is not run stands in `SKIPPED` with its reason. The exit code is 1 if an example fails.
+Examples run in a scratch folder with the repository's source, workloads, benchmarks, docs and deploy in it, so they may change
+files. Those that talk to a server at http://127.0.0.1:8000 find one; those that start one are run until it is healthy,
+and it serves the rest of their page. What is not run stands in `SKIPPED` with its reason. The exit code is 1 if an example fails.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
 import os
 import re
 import shlex
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -26,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+TUTORIALS = ROOT / "docs" / "tutorials"
 PORT = 8000
 
 SKIPPED = (
@@ -46,6 +49,7 @@ SKIPPED = (
 SERVED = re.compile(r"127\.0\.0\.1:8000|--port 8000|OpenAI\(|^headway (kv|bench serve)")
 SERVES = re.compile(r"^(\w+=\S+ )?(headway serve\b(?!.*--print-config).*)", re.DOTALL)
 ENDLESS = re.compile(r"--watch")
+ANY_CERTIFICATE = ssl._create_unverified_context()  # of the server that this program has started itself
 STDIN = {"headway chat": "Name a river.\n"}
 FILES = {
     "questions.txt": "Name three rivers.\nName two cities.\n",
@@ -90,7 +94,7 @@ class Example:
 def examples() -> list[Example]:
     """In the order of the pages."""
     found = []
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(TUTORIALS.glob("*.md"))]:
         content = path.read_text(encoding="utf-8")
         for block in re.finditer(r"^```(sh|python)\n(.*?)^```", content, re.S | re.M):
             line = content.count("\n", 0, block.start()) + 2
@@ -103,7 +107,7 @@ def examples() -> list[Example]:
 
 
 def commands(block: str) -> list[tuple[int, str]]:
-    """(line, text) of each command: lines that end in a backslash or inside of quotes go on."""
+    """(line, text) of each command: lines that end in a backslash, inside of quotes or of a here-document go on."""
     found: list[tuple[int, str]] = []
     pending: list[str] = []
     for number, line in enumerate(block.splitlines()):
@@ -118,6 +122,8 @@ def commands(block: str) -> list[tuple[int, str]]:
 
 
 def _is_whole(text: str) -> bool:
+    if (here := re.search(r"<<'?(\w+)'?", text)) is not None:
+        return text.rstrip().endswith(f"\n{here[1]}")
     try:
         shlex.split(text, comments=True)
     except ValueError:
@@ -155,14 +161,24 @@ def serve(command: str, folder: Path, environment: dict[str, str], port: int) ->
     for _ in range(240):
         if process.poll() is not None:
             raise RuntimeError(f"the server ended with {process.returncode}: {_tail(folder / 'server.log')}")
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
-                if answer.status == 200:
-                    return process
-        except OSError:
-            time.sleep(0.5)
+        if is_healthy(port):
+            return process
+        time.sleep(0.5)
     end(process)
     raise RuntimeError("the server was not healthy within two minutes")
+
+
+def is_healthy(port: int) -> bool:
+    """Whether a server answers there, with TLS or without."""
+    for scheme in ("http", "https"):
+        try:
+            address = f"{scheme}://127.0.0.1:{port}/health"
+            with urllib.request.urlopen(address, timeout=2, context=ANY_CERTIFICATE) as answer:
+                if answer.status == 200:
+                    return True
+        except (OSError, http.client.HTTPException):
+            continue
+    return False
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -225,8 +241,8 @@ def run(example: Example, folder: Path, environment: dict[str, str], server: Ser
 
 def prepare(folder: Path) -> dict[str, str]:
     """Fill the scratch folder; the environment that examples run in."""
-    for name in ("workloads", "benchmarks", "docs"):
-        shutil.copytree(ROOT / name, folder / name)
+    for name in ("src", "workloads", "benchmarks", "docs", "deploy"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name, content in FILES.items():
         (folder / name).write_text(content, encoding="utf-8")
     for page, file in (("server.md", "classes.toml"), ("configuration.md", "headway.toml")):
@@ -234,7 +250,7 @@ def prepare(folder: Path) -> dict[str, str]:
         if shown is not None:
             (folder / file).write_text(shown[1], encoding="utf-8")
     bin_folder = str(Path(sys.executable).parent)
-    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(folder / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(paths)}
     subprocess.run([sys.executable, "-c", TRAFFIC], cwd=folder, env=environment, check=True, capture_output=True)
     return environment
