@@ -14,6 +14,7 @@ from headway.config import EngineConfig, ModelConfig, ResolvedConfig
 from headway.core import Request, RequestStatus, RequestUpdate
 from headway.core.create import create_scheduler
 from headway.core.forecast.forecaster import Forecast
+from headway.core.kv.manager import CacheReset
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from headway.engine.beam_requests import BeamRequests, SearchedStep
 from headway.engine.engine_core import EngineCore
@@ -295,6 +296,10 @@ class LLMEngine:
     def has_unfinished_requests(self) -> bool:
         """Whether any request is waiting or running."""
         return self.core.has_unfinished_requests
+
+    def reset_prefix_cache(self, *, with_disk: bool = False) -> CacheReset:
+        """Forget all cached blocks that no request uses or waits for. `with_disk`: those on disk are deleted too."""
+        return self.core.reset_prefix_cache(with_disk=with_disk)
 
     def check_invariants(self) -> None:
         """Raise `AssertionError` if requests, queue and blocks disagree."""

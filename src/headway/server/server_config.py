@@ -11,6 +11,7 @@ from pathlib import Path
 
 from headway.config import check_values, option
 from headway.errors import ConfigError
+from headway.front.kv_events_config import KVEventsConfig
 from headway.front.roles import Roles
 from headway.front.router import ROUTERS
 from headway.price import check_price
@@ -159,6 +160,19 @@ class ServerConfig:
         False,
         "Whether /v1/kv_events tells which blocks each replica's prefix cache stores and evicts, for routers outside.",
     )
+    kv_events_config: str | None = option(
+        None,
+        "Publish the blocks that prefix caches store and evict, with their tokens, over ZeroMQ in vLLM's format, for "
+        'gateways: a JSON object as vLLM takes it, e.g. {"endpoint": "tcp://*:5557", "replay_endpoint": '
+        '"tcp://*:5558", "topic": "kv@POD@MODEL"}. Whoever reaches the addresses can read all prompts. Needs the extra '
+        "'gateway'.",
+        metavar="JSON",
+    )
+    enable_admin_routes: bool = option(
+        False,
+        "Whether /server_info shows the settled options and /reset_prefix_cache empties the prefix caches. All clients "
+        "with an API key may then use them.",
+    )
     resume: bool = option(
         True,
         "Whether requests go on, token for token, in another replica or after a restart when their engine process "
@@ -245,6 +259,8 @@ class ServerConfig:
             raise ConfigError("replicas must be at least min_replicas and at most max_replicas.")
         if self.roles is not None:
             self._check_roles(Roles.parse(self.roles))
+        if self.kv_events_config is not None:
+            KVEventsConfig.parse(self.kv_events_config)
         if self.address is not None and not self.ray:
             raise ConfigError("address is that of a Ray cluster: give --ray, too.")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
@@ -261,6 +277,12 @@ class ServerConfig:
             raise ConfigError(f"roles={self.roles} are {roles.num_replicas} replicas, and replicas={self.replicas}.")
         if self.min_replicas or self.max_replicas:
             raise ConfigError("roles fix the number of replicas: leave min_replicas and max_replicas out.")
+
+    @property
+    def published_events(self) -> KVEventsConfig | None:
+        """Where events of the prefix caches are published; None for nowhere."""
+        config = None if self.kv_events_config is None else KVEventsConfig.parse(self.kv_events_config)
+        return config if config is not None and config.is_on else None
 
     @property
     def keeps_keys_apart(self) -> bool:

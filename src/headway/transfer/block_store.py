@@ -62,6 +62,10 @@ class BlockStore(ABC):
         """Digests that other engines have added and digests that are gone, since the last call."""
         return (), ()
 
+    def clear(self) -> None:
+        """Delete all blocks, after those that are being stored now."""
+        return  # a store that keeps none has nothing to delete
+
     @property
     def max_blocks(self) -> int:
         """How many blocks the store may hold; 0: it keeps none."""
