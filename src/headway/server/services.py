@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
-from headway.config import EngineConfig
 from headway.core.kv.manager import CacheReset
 from headway.front.engine_client import Health
 from headway.front.streams import RequestStream
@@ -66,8 +65,8 @@ class Services:
     classes: ServiceClasses = ONE_CLASS
     lengths: PredictionThread | None = None
     """Predicts lengths of answers and logs them; None if neither is configured."""
-    engine_config: EngineConfig | None = None
-    """The engine's options, if they are known."""
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    """The engine's options, flat, with their defaults."""
     on_request_end: list[Callable[[AccessRecord], None]] = field(default_factory=list)
     """Called with every request that has ended, for the access log and traces."""
     started_s: int = field(default_factory=lambda: int(time.time()))
@@ -82,7 +81,7 @@ class Services:
         model_name: str,
         classes: ServiceClasses = ONE_CLASS,
         lengths: PredictionThread | None = None,
-        engine_config: EngineConfig | None = None,
+        engine_options: Mapping[str, Any] | None = None,
         create_helpers: Callable[[], Helpers] | None = None,
         drain: Drain | None = None,
     ) -> Services:
@@ -114,7 +113,7 @@ class Services:
             drain=drain or Drain(lame_duck_s=config.lame_duck_s, timeout_s=config.drain_timeout_s),
             classes=classes,
             lengths=lengths,
-            engine_config=engine_config,
+            engine_options=engine_options or {},
         )
 
     @property

@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -184,7 +185,7 @@ async def _serve(
         model_name=name,
         classes=classes,
         lengths=lengths,
-        engine_config=engine_config,
+        engine_options={name: value for each in asdict(engine_config).values() for name, value in each.items()},
         drain=drain,
     )
     services.on_request_end += request_listeners

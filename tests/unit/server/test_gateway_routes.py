@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from headway import __version__
-from headway.config import EngineConfig
 from headway.front.engine_client import Health
 from tests.unit.server.fake_engine import (
     CHAT,
@@ -103,10 +102,10 @@ def test_the_settled_options_without_secrets() -> None:
     server = FakeServer(
         enable_admin_routes=True,
         api_key=("first-key", "second-key"),
-        otlp_traces_endpoint="http://me:hidden@collector:4318/v1/traces",
+        otlp_traces_endpoint="http://me:h1dden@collector:4318/v1/traces",
         max_queue_requests=7,
     )
-    server.services.engine_config = EngineConfig.from_options(block_size=32)
+    server.services.engine_options = {"block_size": 32}
     answer = server.call("GET", "/server_info", headers={"authorization": "Bearer first-key"})
     told = answer.json()
     assert told["version"] == __version__ and told["models"] == ["small"]
@@ -114,7 +113,7 @@ def test_the_settled_options_without_secrets() -> None:
     options = told["server_options"]
     assert options["max_queue_requests"] == 7 and options["api_key"] == 2
     assert options["otlp_traces_endpoint"] == "http://***@collector:4318/v1/traces"
-    assert not any(secret in answer.text for secret in ("first-key", "second-key", "hidden"))
+    assert not any(secret in answer.text for secret in ("first-key", "second-key", "h1dden"))
     json.dumps(told, allow_nan=False)
 
 

@@ -52,13 +52,12 @@ class AdminRoutes:
         """GET /server_info."""
         self._check_enabled()
         services, info = self._services, self._services.engine.info
-        sections = {} if services.engine_config is None else dataclasses.asdict(services.engine_config)
         return json_response(
             ServerInfo(
                 __version__,
                 list(services.model_names),
                 engine={} if info is None else _shown(msgspec.structs.asdict(info)),
-                engine_options=_shown({name: value for each in sections.values() for name, value in each.items()}),
+                engine_options=_shown(services.engine_options),
                 server_options=_shown(dataclasses.asdict(services.config) | {"api_key": len(services.config.api_key)}),
             )
         )

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from headway.server.admission.service_classes import ServiceClasses, is_target_ms
 from headway.server.api.api_errors import ApiError, bad_request
 from headway.server.api.requests import GenerationRequest
+from headway.server.http.draining import SHUTTING_DOWN_CODE
 from headway.server.limits import LIMITS
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,12}")
@@ -118,7 +119,7 @@ def _value(each: HeaderField, text: str) -> object:
 DROPPED_REASON = "x-llm-d-request-dropped-reason"
 _REASONS: Mapping[str | None, str] = {
     "queue_timeout": "rejected-ttl-expired",
-    "shutting_down": "rejected-shutting-down",
+    SHUTTING_DOWN_CODE: "rejected-shutting-down",
     "shed": "evicted-priority",
 }
 """Codes of errors → llm-d's reasons."""
