@@ -185,11 +185,7 @@ class KVEventPublisher:
             (zmq.MAXMSGSIZE, 4096),  # of what subscribers send: their topics
         ):
             self._pub.setsockopt(option, value)
-        address = config.endpoint
-        if "*" in address or "::" in address or address.startswith(("ipc://", "inproc://")):
-            _bind(self._pub, "endpoint", address)
-        else:
-            _connect(self._pub, "endpoint", address)
+        (_bind if config.listens else _connect)(self._pub, "endpoint", config.address)
         self._replays: Replays | None = None
         if config.replay_endpoint is not None:
             self._replays = Replays(self._context, config.replay_endpoint, self._topic, self._buffer)

@@ -17,7 +17,7 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     publisher: Literal["zmq", "null"] = "zmq"
     endpoint: str = "tcp://*:5557"
     """The address of the PUB socket. As in vLLM, the server listens there if the address has `*` or `::` or is an
-    ipc:// or inproc:// one, and connects to it otherwise."""
+    ipc:// or inproc:// one, and connects to it otherwise. An `@` before any address makes it listen there."""
     replay_endpoint: str | None = None
     """The address of the ROUTER socket for subscribers that have missed events; null for none."""
     buffer_steps: int = 10_000
@@ -35,6 +35,17 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def is_on(self) -> bool:
         """Whether anything is published."""
         return self.enable_kv_cache_events and self.publisher == "zmq"
+
+    @property
+    def address(self) -> str:
+        """The endpoint as ZeroMQ takes it."""
+        return self.endpoint.removeprefix("@")
+
+    @property
+    def listens(self) -> bool:
+        """Whether subscribers connect to the endpoint. Otherwise it is theirs, and this server connects to it."""
+        address = self.endpoint
+        return "*" in address or "::" in address or address.startswith(("@", "ipc://", "inproc://"))
 
     @classmethod
     def parse(cls, text: str) -> KVEventsConfig:
@@ -55,8 +66,8 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name in ("buffer_steps", "buffer_bytes", "hwm", "max_queue_size"):
             if not 1 <= getattr(config, name) < 2**31:
                 raise ConfigError(f"kv_events_config: '{name}' must be from 1 to {2**31 - 1}.")
-        for name in ("endpoint", "replay_endpoint"):
-            _check_address(name, getattr(config, name))
+        for name, address in (("endpoint", config.address), ("replay_endpoint", config.replay_endpoint)):
+            _check_address(name, address)
         return config
 
 

@@ -34,8 +34,8 @@ class ServerConfig:
     port: int = option(8000, "TCP port to listen on. 0 picks a free one.")
     api_key: tuple[str, ...] = option(
         (),
-        "Key that clients must send, as 'Authorization: Bearer KEY', on every route but /health, /ready, /ping and /v2/health. "
-        f"${API_KEY_VARIABLE} adds one. Without any, all clients that reach the port may use the server.",
+        "Key that clients must send, as 'Authorization: Bearer KEY', on every route but /health, /ready, /ping and "
+        f"/v2/health. ${API_KEY_VARIABLE} adds one. Without any, all clients that reach the port may use the server.",
         metavar="KEY",
     )
     api_key_file: str | None = option(

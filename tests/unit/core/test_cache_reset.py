@@ -64,7 +64,7 @@ def test_at_any_time(seed: int, num_slots: int) -> None:
     num_resets = num_forgotten = number = 0
     while number < 60 or scheduler.has_unfinished_requests:
         if number < 60 and chance.random() < 0.5:
-            prompt = chance.choice(stems)[: chance.randrange(1, 21)] + [chance.randrange(50)]
+            prompt = [*chance.choice(stems)[: chance.randrange(1, 21)], chance.randrange(50)]
             options = RequestOptions(cache_ttl_s=chance.choice([0.0, 100.0]))
             scheduler.add_request(Request(f"r{number}", prompt, max_tokens=chance.randrange(1, 9), options=options))
             number += 1

@@ -408,10 +408,34 @@ def test_wrong_options_are_refused(text: str, words: str) -> None:
         KVEventsConfig.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "listens"),
+    [
+        *(("tcp://*:5557", True), ("tcp://[::]:5557", True), ("ipc:///run/kv", True), ("@tcp://127.0.0.1:5557", True)),
+        *(("tcp://127.0.0.1:5557", False), ("tcp://gateway:5557", False)),
+    ],
+)
+def test_who_listens(endpoint: str, listens: bool) -> None:
+    config = KVEventsConfig.parse(f'{{"endpoint": "{endpoint}"}}')
+    assert config.listens == listens and config.address == endpoint.removeprefix("@")
+
+
+def test_a_subscriber_that_listens_is_connected_to(context: Any) -> None:
+    socket = context.socket(zmq.SUB)
+    socket.rcvtimeo = 20_000
+    socket.subscribe("")
+    port = socket.bind_to_random_port("tcp://127.0.0.1")
+    publisher = KVEventPublisher(KVEventsConfig(endpoint=f"tcp://127.0.0.1:{port}"), topic=TOPIC)
+    while not socket.poll(10):
+        publisher.offer(EventBatch(0.0, [], 0))
+    assert socket.recv_multipart()[0] == TOPIC.encode()
+    publisher.close()
+    socket.close()
+
+
 def test_an_address_in_use_is_said(publisher: KVEventPublisher) -> None:
     endpoint, _ = publisher.endpoints
-    taken = endpoint.replace("127.0.0.1", "*")
     with pytest.raises(ConfigError, match="'replay_endpoint' .* cannot be used: Address already in use"):
         KVEventPublisher(KVEventsConfig(endpoint="tcp://127.0.0.1:*", replay_endpoint=endpoint), topic=TOPIC)
     with pytest.raises(ConfigError, match="'endpoint' .* cannot be used: Address already in use"):
-        KVEventPublisher(KVEventsConfig(endpoint=taken), topic=TOPIC)
+        KVEventPublisher(KVEventsConfig(endpoint="@" + endpoint), topic=TOPIC)
