@@ -65,7 +65,7 @@ def run_server(
         config = config.with_port(listener.getsockname()[1])
         listeners = _request_listeners(config, model_name(engine_config.model.model), cleanup)
         lengths = _prediction_thread(engine_config.prediction, cleanup)
-        offer = _event_publisher(config, engine_config, cleanup)
+        offer = _event_publisher(config, engine_config, cleanup, say)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(
                 _serve(
@@ -118,7 +118,7 @@ def _prediction_thread(config: PredictionConfig, cleanup: contextlib.ExitStack) 
 
 
 def _event_publisher(
-    config: ServerConfig, engine_config: EngineConfig, cleanup: contextlib.ExitStack
+    config: ServerConfig, engine_config: EngineConfig, cleanup: contextlib.ExitStack, say: Callable[[str], None]
 ) -> Callable[[EventBatch], bool] | None:
     """Return the function that publishes events of the prefix caches, if they are to be published."""
     events = config.published_events
@@ -136,6 +136,7 @@ def _event_publisher(
     topic = f"kv@{socket.gethostname()}@{name}" if events.topic is None else events.topic
     publisher = KVEventPublisher(events, topic=topic)
     cleanup.callback(publisher.close)
+    say(f"KV events are published at {' and replayed at '.join(publisher.endpoints)} with the topic {topic}.")
     return publisher.offer
 
 

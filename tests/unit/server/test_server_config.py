@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from headway.console.flags import CommandParser, chosen
 from headway.errors import ConfigError, ModelNotFoundError
 from headway.loader.model_tokenizer import load_model_tokenizer
 from headway.server.server_config import ServerConfig
-from headway.server.serving import model_name
+from headway.server.serving import model_name, run_server
 
 ROOT = Path(__file__).parents[3]
 
@@ -154,3 +156,18 @@ def test_a_model_that_is_nowhere() -> None:
 def test_the_embedded_tokenizer() -> None:
     tokenizer = load_model_tokenizer(ModelConfig())
     assert tokenizer is not None and tokenizer.chat_template
+
+
+def test_events_that_cannot_be_published_are_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ServerConfig(port=0, kv_events_config='{"endpoint": "tcp://127.0.0.1:*"}')
+    with pytest.raises(ConfigError, match="enable_prefix_caching is False"):
+        run_server(config, {"enable_prefix_caching": False}, lambda line: None)
+    monkeypatch.delitem(sys.modules, "headway.front.kv_event_publisher", raising=False)
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: ['pyzmq>=25; extra == "gateway"'])
+    with pytest.raises(ConfigError, match="'zmq' is missing.*install .?pyzmq"):
+        run_server(config, {}, lambda line: None)
+    with pytest.raises(ConfigError, match="no field 'endpoints'"):
+        parse("--kv-events-config", '{"endpoints": "tcp://*:5557"}')
+    for off in ('{"enable_kv_cache_events": false}', '{"publisher": "null"}'):
+        assert parse("--kv-events-config", off).published_events is None
