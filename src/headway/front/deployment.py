@@ -62,8 +62,10 @@ class Deployment:
                 f"There must be at least one replica, within the limits of scaling, not {self.num_started}."
             )
         needs_reports = self.create_router().needs_digests and (most > 1 or roles is not None)
+        # Front ends apply the template. Engines get tokens, and may run where there is no such file.
+        engine_options = {name: value for name, value in (options or {}).items() if name != "chat_template"}
         spec = EngineSpec(
-            dict(options or {}),
+            engine_options,
             factory,
             log_level,
             reports_cache=reports_caches or reports_tokens or needs_reports,
