@@ -64,7 +64,7 @@ class EventBatch(msgspec.Struct, array_like=True, gc=False):
     """The events of one message."""
 
     ts: float
-    """When they were told, as Unix time."""
+    """The time of publication, as Unix time."""
     events: list[Event]
     data_parallel_rank: int
     """The place of the replica."""
@@ -107,39 +107,39 @@ class KVEventFeed:
         self._offer = offer
         self._ask_again = ask_again
         self._now = now
-        self._told: list[dict[bytes, None]] = [{} for _ in range(num_replicas)]
+        self._published: list[dict[bytes, None]] = [{} for _ in range(num_replicas)]
         """The blocks that subscribers believe each replica to hold."""
         self._is_behind: set[int] = set()
-        """Replicas whose changes could not all be told."""
-        for place in range(num_replicas):  # what was told before a restart of this process is not valid any more
-            self._tell(place, [AllBlocksCleared()])
+        """Replicas whose changes could not all be published."""
+        for place in range(num_replicas):  # what an earlier process published is not valid any more
+            self._publish(place, [AllBlocksCleared()])
 
     def clear(self, place: int) -> None:
-        """Tell that a replica's cache is unknown or lost."""
-        told = self._told[place]
-        cleared: Event = AllBlocksCleared() if len(self._told) == 1 else BlockRemoved(list(told), DEVICE)
-        if (told or place in self._is_behind) and not self._tell(place, [cleared]):
+        """Publish that a replica's cache is unknown or lost."""
+        published = self._published[place]
+        cleared: Event = AllBlocksCleared() if len(self._published) == 1 else BlockRemoved(list(published), DEVICE)
+        if (published or place in self._is_behind) and not self._publish(place, [cleared]):
             return
         self._is_behind.discard(place)
-        told.clear()
+        published.clear()
 
     def take(self, place: int, report: CacheReport) -> None:
-        """Tell the changes in a report. A report of the whole cache comes after `clear`."""
+        """Publish the changes in a report. A report of the whole cache comes after `clear`."""
         if place in self._is_behind:
             if report.is_whole:
-                self._ask_again(place)  # `clear` could not be told
+                self._ask_again(place)  # `clear` could not be published
             return
-        told, events = self._told[place], list[Event]()
+        published, events = self._published[place], list[Event]()
         if report.evicted:
             events.append(BlockRemoved(list(report.evicted), DEVICE))
         events += stored_events(report.stored, report.contents, self._block_size(place))
-        if not events or not self._tell(place, events):
+        if not events or not self._publish(place, events):
             return
         for digest in report.evicted:
-            told.pop(digest, None)
-        told.update(dict.fromkeys(report.stored))
+            published.pop(digest, None)
+        published.update(dict.fromkeys(report.stored))
 
-    def _tell(self, place: int, events: list[Event]) -> bool:
+    def _publish(self, place: int, events: list[Event]) -> bool:
         if self._offer(EventBatch(self._now(), events, place)):
             return True
         if place not in self._is_behind:

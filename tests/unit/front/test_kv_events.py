@@ -81,7 +81,7 @@ def test_a_lost_cache_clears_its_own_blocks_only() -> None:
         assert len(batches) == num_before, "what holds nothing has nothing to clear"
 
 
-def test_what_cannot_be_taken_is_told_again_as_a_whole() -> None:
+def test_what_cannot_be_taken_is_published_again_as_a_whole() -> None:
     index, room, asked = Subscriber(checks_hashes=False), [True], list[int]()
 
     def offer(batch: EventBatch) -> bool:
@@ -115,7 +115,7 @@ def test_runs_end_where_the_next_block_does_not_follow() -> None:
 
 
 class Subscriber:
-    """What each rank holds, by what it was told. It checks that blocks follow known ones, and their tokens."""
+    """What each rank holds, by what was published. It checks that blocks follow known ones, and their tokens."""
 
     def __init__(self, *, checks_hashes: bool = True) -> None:
         """`checks_hashes`: they must be those of the tokens."""
@@ -316,7 +316,7 @@ async def test_a_subscriber_rebuilds_the_index_over_a_thousand_requests_and_afte
     socket.close()
 
 
-def test_a_slow_subscriber_holds_up_nobody_and_gets_the_rest_by_replay(context: Any) -> None:
+def test_a_slow_subscriber_delays_no_other_and_gets_the_rest_by_replay(context: Any) -> None:
     config = KVEventsConfig.parse(
         '{"endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.1:*", "hwm": 4, "buffer_steps": 5000}'
     )
@@ -352,7 +352,7 @@ def test_replays_keep_a_number_and_a_size() -> None:
         assert not kept or buffer.from_number(7) == (7, b"0000000007")
 
 
-def test_wrong_requests_for_replays_harm_nobody(publisher: KVEventPublisher, context: Any) -> None:
+def test_wrong_requests_for_replays_do_no_harm(publisher: KVEventPublisher, context: Any) -> None:
     _, address = publisher.endpoints
     rude = connected(context, zmq.DEALER, address)
     for frames in ([b""], [b"", b"1234567"], [b"x", b"12345678"], [b"", b"12345678", b""], [b"x" * 100_000]):

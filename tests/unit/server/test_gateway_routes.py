@@ -107,14 +107,14 @@ def test_the_settled_options_without_secrets() -> None:
     )
     server.services.engine_options = {"block_size": 32}
     answer = server.call("GET", "/server_info", headers={"authorization": "Bearer first-key"})
-    told = answer.json()
-    assert told["version"] == __version__ and told["models"] == ["small"]
-    assert told["engine"]["num_blocks"] == 100 and told["engine_options"]["block_size"] == 32
-    options = told["server_options"]
+    shown = answer.json()
+    assert shown["version"] == __version__ and shown["models"] == ["small"]
+    assert shown["engine"]["num_blocks"] == 100 and shown["engine_options"]["block_size"] == 32
+    options = shown["server_options"]
     assert options["max_queue_requests"] == 7 and options["api_key"] == 2
     assert options["otlp_traces_endpoint"] == "http://***@collector:4318/v1/traces"
     assert not any(secret in answer.text for secret in ("first-key", "second-key", "h1dden"))
-    json.dumps(told, allow_nan=False)
+    json.dumps(shown, allow_nan=False)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from headway import __version__
 from headway.server.api.api_errors import ApiError, bad_request
 from headway.server.api.response_models import json_response
+from headway.server.server_config import ServerConfig
 from headway.server.services import Services
 
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
@@ -30,7 +31,7 @@ class ServerInfo(msgspec.Struct):
     """What the engine has settled, such as the number of KV blocks. Empty while no engine has been ready."""
     engine_options: dict[str, Any]
     server_options: dict[str, Any]
-    """`api_key` is the number of keys."""
+    """Of secrets, only how many there are."""
 
 
 class CacheResetOutcome(msgspec.Struct):
@@ -58,7 +59,7 @@ class AdminRoutes:
                 list(services.model_names),
                 engine={} if info is None else _shown(msgspec.structs.asdict(info)),
                 engine_options=_shown(services.engine_options),
-                server_options=_shown(dataclasses.asdict(services.config) | {"api_key": len(services.config.api_key)}),
+                server_options=_shown(dataclasses.asdict(services.config) | _secrets(services.config)),
             )
         )
 
@@ -100,6 +101,12 @@ def _flags(query: Mapping[str, str]) -> dict[str, bool]:
             raise bad_request(f"'{name}' must be true or false, not '{text[:80]}'.", param=name)
         flags[name] = value
     return flags
+
+
+def _secrets(config: ServerConfig) -> dict[str, int]:
+    """Return the number of values of each option that is secret."""
+    names = [each.name for each in dataclasses.fields(config) if each.metadata.get("is_secret")]
+    return {name: len(getattr(config, name)) for name in names}
 
 
 def _shown(values: Mapping[str, Any]) -> dict[str, Any]:

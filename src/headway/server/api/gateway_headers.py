@@ -1,4 +1,4 @@
-"""The headers by which gateways say something about a request, and are told why one was refused.
+"""The headers by which gateways say something about a request, and learn why one was refused.
 
 `HEADER_FIELDS` says which header stands for which field of a body. Clients may send the headers too: they can say
 nothing that a body could not say, so nothing is gained by forging one. A gateway that must have the last word removes
