@@ -23,7 +23,7 @@ from headway.server.http.access_control import ApiKeys
 from headway.server.http.asgi_io import BodyReader
 from headway.server.http.draining import Drain
 from headway.server.metrics.access_log import AccessRecord
-from headway.server.metrics.prometheus import EngineNumbers
+from headway.server.metrics.families import EngineNumbers
 from headway.server.metrics.server_metrics import ServerMetrics
 from headway.server.server_config import ServerConfig
 from headway.structured.compiling import trie_parts

@@ -18,7 +18,8 @@ from headway.server.api import openapi
 from headway.server.api.record_fields import ApiRecord
 from headway.server.api.responses_api import ResponsesRequest
 from headway.server.limits import LIMITS
-from headway.server.metrics.server_metrics import Histogram, RecentQuantiles, RecentShare, RecentUtilisation
+from headway.server.metrics.histograms import Histogram
+from headway.server.metrics.recent import RecentQuantiles, RecentShare, RecentUtilisation
 from headway.tokenizer import Tokenizer
 from tests.unit.clock import Clock
 from tests.unit.engine_stats import engine_stats

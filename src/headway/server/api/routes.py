@@ -303,7 +303,8 @@ class InfoRoutes:
 
     async def metrics(self, _: Request) -> Response:
         """GET /metrics."""
-        text = prometheus.render(self._services.metrics, self._services.engine, self._services.limits)
+        services = self._services
+        text = prometheus.render(services.metrics, services.engine, services.limits, services.config.metric_forms)
         return Response(text, headers={"content-type": prometheus.CONTENT_TYPE})
 
     def _card(self, name: str) -> ModelCard:
