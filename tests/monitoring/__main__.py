@@ -1,8 +1,8 @@
 """Drills with a real Prometheus and a real server (Debian, Ubuntu: `apt install prometheus`).
 
-    python -m tests.monitoring alerts                     # cause what each alert is about, and see it fire
-    python -m tests.monitoring alerts overload            # one scenario
-    python -m tests.monitoring panels                     # every panel's expression, ours and vLLM's, has data
+python -m tests.monitoring alerts                     # cause what each alert is about, and see it fire
+python -m tests.monitoring alerts overload            # one scenario
+python -m tests.monitoring panels                     # every panel's expression, ours and vLLM's, has data
 """
 
 from __future__ import annotations

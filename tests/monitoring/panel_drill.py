@@ -27,7 +27,7 @@ REPETITIVE = "one two three four one two three four one two three four one two t
 def run(seconds: float = LOAD_S) -> int:
     """Returns the number of expressions without data. Prints them."""
     port = free_port()
-    options = ("--port", str(port), "--no-access-log", "--metrics-prefix", "headway,vllm", "--speculation", "prompt")
+    options = ("--port", str(port), "--no-access-log", "--metrics-prefix", "headway,vllm", "--speculation", "ngram")
     with (
         tempfile.TemporaryDirectory() as folder,
         running_prometheus(Path(folder), target=f"127.0.0.1:{port}") as prometheus,

@@ -28,7 +28,7 @@ BUSY = engine_stats(
     prompt_tokens=100,
     num_saved_tokens=40,
     num_drafts=3,
-    num_accepted_tokens_per_pos=[2, 1],
+    num_accepted_at=[2, 1],
 )
 
 
@@ -98,7 +98,10 @@ def test_values_are_in_vllms_units(vllm: dict[str, Metric]) -> None:
     assert (value(waiting, reason="capacity"), value(waiting, reason="deferred")) == (3, 2)
     by_source = vllm["vllm:prompt_tokens_by_source"]
     total = "vllm:prompt_tokens_by_source_total"
-    assert (value(by_source, total, source="local_compute"), value(by_source, total, source="local_cache_hit")) == (60, 40)
+    assert (value(by_source, total, source="local_compute"), value(by_source, total, source="local_cache_hit")) == (
+        60,
+        40,
+    )
     assert value(vllm["vllm:prompt_tokens_cached"], "vllm:prompt_tokens_cached_total") == 40
     [config] = vllm["vllm:cache_config_info"].samples
     assert (config.labels["block_size"], config.labels["num_gpu_blocks"], config.value) == ("16", "100", 1)

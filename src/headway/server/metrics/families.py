@@ -165,9 +165,7 @@ class Snapshot:
         for outcome, count in outcomes.items():
             prefills.add_metric((self._metrics.model, outcome), count)
         yield prefills
-        roles = GaugeMetricFamily(
-            "replica_role", "What a replica is for.", labels=("model_name", "replica", "role")
-        )
+        roles = GaugeMetricFamily("replica_role", "What a replica is for.", labels=("model_name", "replica", "role"))
         for replica in self._engine.replicas:
             roles.add_metric((self._metrics.model, str(replica.place), str(replica.role)), 1)
         yield roles
@@ -200,7 +198,11 @@ class Snapshot:
                 metrics.computed_prompt_tokens,
             ),
             ("request_params_n", "Completions that a request asked for.", metrics.wanted_completions),
-            ("request_params_max_tokens", "Most tokens that a request allowed for a completion.", metrics.wanted_tokens),
+            (
+                "request_params_max_tokens",
+                "Most tokens that a request allowed for a completion.",
+                metrics.wanted_tokens,
+            ),
             ("request_num_preemptions", "Times that a request lost its blocks to another.", metrics.preemptions),
             ("iteration_tokens_total", "Tokens that a step computed.", metrics.step_tokens),
             ("scheduler_time_seconds", "Planning, per step.", metrics.schedule_time),
@@ -237,12 +239,22 @@ class Snapshot:
         yield self._gauge(
             "queue_requests", "Requests that wait for a first token, or for the tokenizer.", self._queue.num_requests
         )
-        yield self._gauge("queue_tokens", "Prompt tokens of these.", self._queue.num_tokens)
+        yield self._gauge(
+            "queue_tokens",
+            "Prompt tokens of requests that wait for a first token, or for the tokenizer.",
+            self._queue.num_tokens,
+        )
         stalls = metrics.loop_stalls
         yield self._counter("event_loop_stalls", "Times the event loop stood still for a second.", stalls.number)
-        yield self._counter("event_loop_stalled_seconds", "How long in all.", stalls.seconds)
         yield self._counter(
-            "front_end_restarts", "Times this process had to be started again.", metrics.num_front_end_restarts
+            "event_loop_stalled_seconds",
+            "Time in which the event loop stood still for a second or more.",
+            stalls.seconds,
+        )
+        yield self._counter(
+            "front_end_restarts",
+            "Times the front end's process had to be started again.",
+            metrics.num_front_end_restarts,
         )
         yield self._counter(
             "forecasts_missing", "Requests whose first token came without a forecast.", metrics.num_missing_forecasts
@@ -274,17 +286,15 @@ class Snapshot:
         )
         yield error
         yield self._counter(
-            "length_predictions_missing", "Prompts for which there was none.", metrics.num_missing_predictions
+            "length_predictions_missing", "Prompts without a predicted length.", metrics.num_missing_predictions
         )
 
     def _class_metrics(self) -> Iterator[Metric]:
         labels = ("model_name", "service_class")
         waiting = GaugeMetricFamily("class_queue_requests", "Completions that wait.", labels=labels)
         admitted = CounterMetricFamily("class_admitted", "Requests taken into the queue.", labels=labels)
-        shed = CounterMetricFamily("class_shed", "Requests dropped from it for others.", labels=labels)
-        refused = CounterMetricFamily(
-            "class_refused", "Requests not taken into the queue.", labels=(*labels, "reason")
-        )
+        shed = CounterMetricFamily("class_shed", "Requests dropped from the queue for others.", labels=labels)
+        refused = CounterMetricFamily("class_refused", "Requests not taken into the queue.", labels=(*labels, "reason"))
         for name, line in self._queue.lines.items():
             values = (self._metrics.model, name)
             waiting.add_metric(values, line.num_waiting)

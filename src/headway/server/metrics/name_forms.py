@@ -33,6 +33,8 @@ SAME_NAMES = frozenset(
     }
 )
 """Families that vLLM has under the same name with the same meaning."""
+OTHER_NAMES = {"prefix_cache_saved_tokens": "prompt_tokens_cached"}
+"""Families that vLLM has with the same meaning under another name."""
 PROBES = frozenset({"/health", "/ready", "/ping", "/load", "/metrics", "/version", "/server_info"})
 """Routes that vLLM leaves out of its HTTP metrics."""
 
@@ -47,9 +49,8 @@ def vllm_names(families: list[Metric]) -> Iterator[Metric]:
     """Return what vLLM has, as vLLM shows it."""
     by_name = {family.name: family for family in families}
     for family in families:
-        if family.name in SAME_NAMES:
-            yield _renamed(family, f"vllm:{family.name}", more=ENGINE)
-    yield _renamed(by_name["prefix_cache_saved_tokens"], "vllm:prompt_tokens_cached", more=ENGINE)
+        if family.name in SAME_NAMES or family.name in OTHER_NAMES:
+            yield _renamed(family, f"vllm:{OTHER_NAMES.get(family.name, family.name)}", more=ENGINE)
     yield _prompt_tokens_by_source(by_name)
     yield _waiting_by_reason(by_name)
     if "cache_config_info" in by_name:
