@@ -3,8 +3,9 @@
     .venv/bin/python deploy/grafana/dashboards.py            # `make docs` does it, too
     .venv/bin/python deploy/grafana/dashboards.py --check    # exit with 1 if a file is stale
 
-Panels are written with Grafana's own types (grafana-foundation-sdk, made from Grafana's schema), so the files fit it. What
-the panels read is compared with /metrics in tests/unit/test_monitoring.py, and evaluated by `python -m tests.monitoring panels`.
+Panels are written with Grafana's own types (grafana-foundation-sdk, made from Grafana's schema), so the files fit it.
+What the panels read is compared with /metrics in tests/unit/test_monitoring.py, and evaluated by
+`python -m tests.monitoring panels`.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ NOW = Row(
         ),
         Stat(
             title="First tokens within 1 s",
-            description="Share of first tokens that come within a second of their request. The alerts' objective is 99%.",
+            description="Share of first tokens within a second of their request. The alerts' objective is 99%.",
             expression=within("time_to_first_token_seconds", "1.0"),
             unit="percentunit",
             thresholds=GOOD_IF_HIGH,
@@ -175,7 +175,7 @@ WAITS = Row(
     (
         Chart(
             title="Time to first token",
-            description="From the request's arrival to its first token. The dashed line is the alerts' objective for 99%.",
+            description="From the request's arrival. The dashed line is the alerts' objective for 99%.",
             targets=quantiles("time_to_first_token_seconds", 0.5, 0.95, 0.99),
             unit="s",
             limit=1.0,
@@ -212,7 +212,7 @@ WAITS = Row(
         ),
         Chart(
             title="Error of expected waits",
-            description="By how much the forecast of a first token was wrong, as a share of the time (of 200 ms at least).",
+            description="By how much the forecast of a first token was wrong, as a share of its time.",
             targets=quantiles("forecast_error_ratio", 0.5, 0.9),
             unit="percentunit",
         ),
@@ -229,8 +229,8 @@ TRAFFIC = Row(
         ),
         Chart(
             title="How completions end",
-            description="Per second. stop: the model or a stop string ended it; length: max_tokens or the context; abort: the "
-            "client left; error: the engine failed.",
+            description="Per second. stop: the model or a stop string ended it; length: max_tokens or the context; "
+            "abort: the client left; error: the engine failed.",
             targets={
                 "{{finished_reason}}": f"sum by (finished_reason) (rate(headway:request_success_total{{{SELECTED}}}"
                 "[$__rate_interval]))"
@@ -321,15 +321,14 @@ PROCESS = Row(
         ),
         Chart(
             title="Processor",
-            description="Cores that the front end's process uses. One event loop and a few threads: near 1, it bounds the "
-            "service.",
+            description="Cores that the front end's process uses. Near 1, its event loop bounds the service.",
             targets={"{{instance}}": f"rate(process_cpu_seconds_total{{{SERVER}}}[$__rate_interval])"},
             unit="short",
         ),
         Chart(
             title="Restarts and stalls",
-            description="In the last hour: engines started again, front ends started again, moments of a second or more in "
-            "which the event loop stood still.",
+            description="In the last hour: engines started again, front ends started again, moments of a second or "
+            "more in which the event loop stood still.",
             targets={
                 "engines": f"sum(increase(headway:engine_restarts_total{{{SELECTED}}}[1h]))",
                 "front ends": f"sum(increase(headway:front_end_restarts_total{{{SELECTED}}}[1h]))",
@@ -442,7 +441,7 @@ BATCH = Row(
         ),
         Chart(
             title="Preemptions and work done twice",
-            description="Requests that lose their blocks, and tokens that are computed again because of it, per second.",
+            description="Per second: requests that lose their blocks, and tokens computed again because of it.",
             targets={"preemptions": rate("num_preemptions"), "recomputed tokens": rate("recomputed_tokens")},
             unit="short",
         ),
@@ -474,14 +473,14 @@ KV = Row(
         ),
         Chart(
             title="Prefix cache: in and out",
-            description="Blocks per second that enter the prefix cache, and that it gives up for room. As many out as in, with "
-            "a low share found: what would be used again does not stay.",
+            description="Blocks per second that enter the prefix cache, and that it gives up for room. As many out as "
+            "in, with a low share found: what would be used again does not stay.",
             targets={"inserted": rate("prefix_cache_inserted_blocks"), "evicted": rate("prefix_cache_evicted_blocks")},
             unit="short",
         ),
         Chart(
             title="Waste and sharing",
-            description="Share of slots in live blocks that hold no token; how many requests hold a live block on average.",
+            description="Share of slots in live blocks without a token; requests that hold a live block, on average.",
             targets={
                 "waste (share)": f"max(headway:kv_waste_perc{{{SELECTED}}})",
                 "requests per block": f"avg(headway:kv_sharing_factor{{{SELECTED}}})",
@@ -496,8 +495,8 @@ KV = Row(
         ),
         Chart(
             title="Blocks moved",
-            description="Per second: to and from host memory, fetched from a disk or another replica, written to disk, and "
-            "failed writes.",
+            description="Per second: to and from host memory, fetched from a disk or another replica, written to disk, "
+            "and failed writes.",
             targets={
                 "to host": rate("kv_blocks_moved_out"),
                 "from host": rate("kv_blocks_moved_in"),

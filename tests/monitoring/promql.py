@@ -26,7 +26,7 @@ def reads(expression: str) -> Iterator[tuple[str, frozenset[str]]]:
 
 def _walk(node: Any, labels: frozenset[str]) -> Iterator[tuple[str, frozenset[str]]]:
     if isinstance(node, promql_parser.VectorSelector):
-        yield node.name, labels | {matcher.name for matcher in node.label_matchers.matchers}
+        yield node.name, labels | {matcher.name for matcher in node.matchers.matchers}
     elif isinstance(node, promql_parser.MatrixSelector):
         yield from _walk(node.vector_selector, labels)
     elif isinstance(node, promql_parser.AggregateExpr):

@@ -1,8 +1,9 @@
 """What vLLM's published dashboards and the gateways read: names, kinds and labels, as of vLLM 0.30.
 
-Written down from the expressions of `prometheus_grafana/grafana.json` and of `query_statistics`, `performance_statistics`,
-`vllm_overview` and `vllm_service_status` in `dashboards/grafana`, all in vLLM's `examples/observability`, from the first
-panels of `vllm_kv_cache` there, and from the metrics that llm-d's and the Gateway API's endpoint pickers extract.
+Written down from the expressions of `prometheus_grafana/grafana.json` and of `query_statistics`,
+`performance_statistics`, `vllm_overview` and `vllm_service_status` in `dashboards/grafana`, all in vLLM's
+`examples/observability`, from the first panels of `vllm_kv_cache` there, and from the metrics that the endpoint pickers
+of llm-d and the Gateway API extract.
 """
 
 from __future__ import annotations

@@ -192,8 +192,8 @@ class ServerConfig:
     )
     metrics_prefix: str = option(
         "headway",
-        "Names of /metrics. headway: all numbers, as headway:NAME. vllm: those that vLLM has too, with vLLM's names and "
-        "labels, for its dashboards and for gateways. headway,vllm: both.",
+        "Names of /metrics. headway: all numbers, as headway:NAME. vllm: those that vLLM has too, with vLLM's names "
+        "and labels, for its dashboards and for gateways. headway,vllm: both.",
         choices=("headway", "vllm", "headway,vllm"),
     )
     access_log: bool = option(True, "Write one JSON line per request to stdout.")

@@ -1,4 +1,4 @@
-"""The names under which `/metrics` shows its families: Headway's own, and those that vLLM's dashboards and gateways read.
+"""The names under which `/metrics` shows its families: Headway's own, and those that vLLM's dashboards read.
 
 `headway` is every family with the prefix `headway:`. `vllm` is what vLLM 0.30 has, with vLLM's names, labels and units:
 most families have the same name, a few are derived from ours. A family that vLLM has and Headway has no number for is
@@ -67,7 +67,7 @@ def _renamed(family: Metric, name: str, *, more: Mapping[str, str] = {}, without
     """Return the family with another name, and with more or fewer labels."""
     renamed = Metric(name, family.documentation, family.type)
     for sample in family.samples:
-        labels = {key: value for key, value in sample.labels.items() if key not in without} | more
+        labels = {key: value for key, value in sample.labels.items() if key not in without} | dict(more)
         renamed.add_sample(name + sample.name.removeprefix(family.name), labels, sample.value)
     return renamed
 

@@ -40,11 +40,16 @@ class _Page(Collector):
         families = list(self._snapshot.families())
         for form in self._forms:
             yield from FORMS[form](families)
-        for collector in _process_collectors():
-            yield from collector.collect()
-        version = GaugeMetricFamily("headway_build_info", "Headway's version. Always 1.", labels=("version",))
-        version.add_metric((__version__,), 1)
-        yield version
+        yield from process_families()
+
+
+def process_families() -> Iterator[Metric]:
+    """Yield what has the same names whatever the prefix."""
+    for collector in _process_collectors():
+        yield from collector.collect()
+    version = GaugeMetricFamily("headway_build_info", "Headway's version. Always 1.", labels=("version",))
+    version.add_metric((__version__,), 1)
+    yield version
 
 
 @functools.cache
