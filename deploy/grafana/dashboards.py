@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import service_and_engine as content
 from grafana_foundation_sdk.builders import common, dashboard, stat, timeseries
@@ -31,6 +32,8 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableRefresh,
     VariableSort,
 )
+
+_Built = TypeVar("_Built", stat.Panel, timeseries.Panel)
 
 FOLDER = Path(__file__).with_name("dashboards")
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -110,14 +113,14 @@ def _thresholds(steps: Sequence[tuple[float | None, str]]) -> dashboard.Threshol
     return config.steps([Threshold(value=value, color=color) for value, color in steps])
 
 
+def _framed(built: _Built, panel: content.Stat | content.Chart, place: GridPos) -> _Built:
+    """Give a panel what every panel has."""
+    return built.title(panel.title).description(panel.description).datasource(SOURCE).unit(panel.unit).grid_pos(place)
+
+
 def _stat(panel: content.Stat, place: _Place) -> stat.Panel:
     built = (
-        stat.Panel()
-        .title(panel.title)
-        .description(panel.description)
-        .datasource(SOURCE)
-        .unit(panel.unit)
-        .grid_pos(place.take(panel.width, STAT_HEIGHT))
+        _framed(stat.Panel(), panel, place.take(panel.width, STAT_HEIGHT))
         .thresholds(_thresholds(panel.thresholds))
         .graph_mode(kinds.BigValueGraphMode.AREA)
         .color_mode(kinds.BigValueColorMode.VALUE)
@@ -131,13 +134,8 @@ def _stat(panel: content.Stat, place: _Place) -> stat.Panel:
 
 def _chart(panel: content.Chart, place: _Place) -> timeseries.Panel:
     built = (
-        timeseries.Panel()
-        .title(panel.title)
-        .description(panel.description)
-        .datasource(SOURCE)
-        .unit(panel.unit)
+        _framed(timeseries.Panel(), panel, place.take(panel.width, CHART_HEIGHT))
         .min(0)
-        .grid_pos(place.take(panel.width, CHART_HEIGHT))
         .line_width(1)
         .fill_opacity(30 if panel.stacked else 8)
         .show_points(kinds.VisibilityMode.NEVER)

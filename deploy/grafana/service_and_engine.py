@@ -112,6 +112,13 @@ ERRORS = (
     f" / sum(rate(headway:http_responses_total{{{REAL_ROUTES}}}[$__rate_interval]))"
 )
 
+KV_IN_USE = Stat(
+    title="KV cache in use",
+    description="Share of KV blocks that requests hold, of the fullest server.",
+    expression=f"max(headway:kv_cache_usage_perc{{{SELECTED}}})",
+    unit="percentunit",
+    thresholds=FULL,
+)
 NOW = Row(
     "Now",
     (
@@ -154,13 +161,7 @@ NOW = Row(
             expression=total("num_requests_waiting"),
             unit="short",
         ),
-        Stat(
-            title="KV cache in use",
-            description="Share of KV blocks that requests hold, of the fullest server.",
-            expression=f"max(headway:kv_cache_usage_perc{{{SELECTED}}})",
-            unit="percentunit",
-            thresholds=FULL,
-        ),
+        KV_IN_USE,
         Stat(
             title="Replicas away",
             description="Replicas that do not serve now.",
@@ -360,13 +361,7 @@ STATE = Row(
             expression=rate("engine_steps"),
             unit="short",
         ),
-        Stat(
-            title="KV cache in use",
-            description="Share of KV blocks that requests hold, of the fullest server.",
-            expression=f"max(headway:kv_cache_usage_perc{{{SELECTED}}})",
-            unit="percentunit",
-            thresholds=FULL,
-        ),
+        KV_IN_USE,
         Stat(
             title="Prefix cache",
             description="Share of the tokens looked up that were found.",

@@ -1,4 +1,4 @@
-"""Imported by every Python process of a server under drill: SIGUSR2 makes its main thread stand still.
+"""Imported by every Python process of a server under drill: a real-time signal makes its main thread stand still.
 
 In the front end that thread is the event loop's, so this is the fault that `event_loop_stalls_total` counts.
 """
@@ -13,4 +13,4 @@ def _stall(number: int, frame: object) -> None:
     time.sleep(STALL_S)
 
 
-signal.signal(signal.SIGUSR2, _stall)
+signal.signal(signal.SIGRTMIN, _stall)
