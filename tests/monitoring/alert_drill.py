@@ -32,6 +32,7 @@ NOT_DRILLED = frozenset({"HeadwayDiskCacheFails"})
 
 LONG_PROMPT = {"prompt": [300] * 352, "max_tokens": 30, "ignore_eos": True}
 """22 blocks of 16 tokens, which requests share, and two of its own: 24 blocks cannot hold two of them to the end."""
+LONG_ANSWER = {"prompt": "Hi", "max_tokens": 600, "ignore_eos": True}
 SHORT_PROMPT = {"prompt": "Hi", "max_tokens": 40, "ignore_eos": True}
 
 
@@ -76,7 +77,7 @@ def _dying_engine(server: ServerProcess) -> Iterator[None]:
         if httpx.get(f"{server.url}/health").status_code == 200:
             os.kill(server.engine_pid, signal.SIGKILL)
 
-    with asking(server.url, 6, SHORT_PROMPT), _repeating(kill, 1.0):
+    with asking(server.url, 6, LONG_ANSWER), _repeating(kill, 1.0):
         yield
 
 
@@ -108,7 +109,7 @@ def _pausing_engine(server: ServerProcess) -> Iterator[None]:
 
 
 def _stalled_front_end(server: ServerProcess) -> contextlib.AbstractContextManager[None]:
-    return _repeating(lambda: os.kill(server.front_end_pid, signal.SIGRTMIN), 1.0)
+    return _repeating(lambda: os.kill(server.front_end_pid, signal.SIGRTMIN), 10.0)
 
 
 @contextlib.contextmanager

@@ -303,9 +303,7 @@ class InfoRoutes:
 
     async def metrics(self, _: Request) -> Response:
         """GET /metrics."""
-        services = self._services
-        text = prometheus.render(services.metrics, services.engine, services.limits, services.config.metric_forms)
-        return Response(text, headers={"content-type": prometheus.CONTENT_TYPE})
+        return Response(self._services.metrics_page(), headers={"content-type": prometheus.CONTENT_TYPE})
 
     def _card(self, name: str) -> ModelCard:
         info = self._services.engine.info
