@@ -30,6 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 SCRAPED = frozenset({"job", "instance"})
 """Labels that Prometheus adds."""
+OF_LINUX = ("process_resident_memory_bytes", "process_cpu_seconds_total", "process_start_time_seconds")
+"""Without /proc, prometheus_client knows nothing of its process."""
 
 load_script(ROOT / "docs" / "written_part.py")  # which the next one imports
 metrics_table = load_script(ROOT / "docs" / "metrics_table.py")
@@ -42,7 +44,7 @@ def page(form: str) -> dict[str, frozenset[str]]:
     """All series that a server can have, with their labels."""
     families = [*FORMS[form](metrics_table.families()), *process_families()]
     found = {sample.name: frozenset(sample.labels) for family in families for sample in family.samples}
-    return found | {"up": frozenset()}
+    return dict.fromkeys(OF_LINUX, frozenset()) | found | {"up": frozenset()}
 
 
 @cache
