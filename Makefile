@@ -83,6 +83,8 @@ docs: $(STAMP)/dev ## Write what is generated in docs/ anew from the code, and l
 	$(PY) docs/layers.py
 	$(PY) docs/follow_a_step.py
 	$(PY) docs/claims_table.py
+	$(PY) docs/metrics_table.py
+	$(PY) deploy/grafana/dashboards.py
 	$(PY) -m tests.structure --lower
 
 clean: ## Remove the virtual environment, caches and build products

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from http import HTTPStatus
 
 import msgspec
@@ -188,7 +189,8 @@ class Gate:
 
     def _close(self, record: AccessRecord) -> None:
         route = record.path if record.path in self._routes else "other"
-        self._services.metrics.count_response(route, record.status or 0)
+        duration_s = time.perf_counter() - record.started_s
+        self._services.metrics.observe_response(route, record.method, record.status or 0, duration_s)
         for note in self._services.on_request_end:
             note(record)
 

@@ -208,6 +208,12 @@ class ServerConfig:
         "What one device (a GPU; without one, the machine) costs for an hour, in any currency: the page shows what a "
         "million tokens cost. Default: no prices.",
     )
+    metrics_prefix: str = option(
+        "headway",
+        "Names of /metrics. headway: all numbers, as headway:NAME. vllm: those that vLLM has too, with vLLM's names "
+        "and labels, for its dashboards and for gateways. headway,vllm: both.",
+        choices=("headway", "vllm", "headway,vllm"),
+    )
     access_log: bool = option(
         True, "Write one JSON line per request to stdout. Also --request-log.", aliases=("request_log",)
     )
@@ -338,6 +344,11 @@ class ServerConfig:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
+
+    @property
+    def metric_forms(self) -> tuple[str, ...]:
+        """The kinds of names that /metrics shows."""
+        return tuple(self.metrics_prefix.split(","))
 
     def with_port(self, port: int) -> ServerConfig:
         """Return the same configuration with the port that was actually bound."""

@@ -23,8 +23,9 @@ from headway.server.api.shaper import Helpers, Shaper
 from headway.server.http.access_control import ApiKeys
 from headway.server.http.asgi_io import BodyReader
 from headway.server.http.draining import SHUTTING_DOWN, Drain
+from headway.server.metrics import prometheus
 from headway.server.metrics.access_log import AccessRecord
-from headway.server.metrics.prometheus import EngineNumbers
+from headway.server.metrics.families import EngineNumbers
 from headway.server.metrics.server_metrics import ServerMetrics
 from headway.server.server_config import ServerConfig
 from headway.structured.compiling import trie_parts
@@ -135,6 +136,10 @@ class Services:
         if self.engine.info is None:
             raise unavailable("The engine is starting; please retry.", code="engine_unavailable")
         return self.engine.info
+
+    def metrics_page(self) -> bytes:
+        """Return the text of /metrics."""
+        return prometheus.render(self.metrics, self.engine, self.limits, self.config.metric_forms)
 
     def reserve(self, scheduling: Scheduling, *, body_bytes: int, num_prompts: int, key: str | None) -> Reservation:
         """Reserve a place in the queue, or raise 429. Lateness of the first token is only checked if the operator wants

@@ -319,8 +319,7 @@ class InfoRoutes:
 
     async def metrics(self, _: Request) -> Response:
         """GET /metrics."""
-        text = prometheus.render(self._services.metrics, self._services.engine, self._services.limits)
-        return Response(text, headers={"content-type": prometheus.CONTENT_TYPE})
+        return Response(self._services.metrics_page(), headers={"content-type": prometheus.CONTENT_TYPE})
 
     def _card(self, name: str) -> ModelCard:
         info = self._services.engine.info
