@@ -120,6 +120,12 @@ def test_probes_ask_what_the_server_answers_without_a_key(name: str) -> None:
 
 
 @each_release
+def test_the_environment_has_no_variables_of_services(name: str) -> None:
+    """One of a service named headway would be HEADWAY_PORT."""
+    assert release(name).pod["spec"]["enableServiceLinks"] is False
+
+
+@each_release
 def test_a_pod_has_the_time_that_its_server_takes_to_drain(name: str) -> None:
     server, pod, ready = options_of(name)[0], release(name).pod["spec"], release(name).container["readinessProbe"]
     assert pod["terminationGracePeriodSeconds"] >= server["drain_timeout_s"] + GRACE_S + STOP_MARGIN_S
