@@ -25,7 +25,8 @@ EVERYTHING = (
     *("--set", "kvDisk.enabled=true", "--set", "kvDisk.storageClass=fast", "--set", "serviceClasses=default = 'a'"),
     *("--set", "auth.keys={first-key,second-key}", "--set", "tls.existingSecret=tls", "--set", "priorityClassName=p"),
     *("--set", "hubToken.existingSecret=hub", "--set", "serviceMonitor.enabled=true"),
-    *("--set", "networkPolicy.enabled=true", "--set", "podLabels.team=serving", "--set", "runtimeClassName=nvidia"),
+    *("--set", "networkPolicy.enabled=true", "--set", "networkPolicy.egress[0].ports[0].port=4318"),
+    *("--set", "podLabels.team=serving", "--set", "runtimeClassName=nvidia"),
     *("--set", "imagePullSecrets[0].name=pull", "--set", "env[0].name=NAME", "--set", "env[0].value=value"),
 )
 """Nearly every part of the chart at once."""
