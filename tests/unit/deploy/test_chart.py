@@ -38,6 +38,15 @@ def test_the_chart_has_headways_version() -> None:
     assert chart == render.described(chart, __version__), "run 'python deploy/kubernetes/render.py'"
 
 
+def test_the_page_and_the_kustomization_name_the_images_of_the_manifests() -> None:
+    kustomization = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text(encoding="utf-8"))
+    [resource], [image] = kustomization["resources"], kustomization["images"]
+    used = release(Path(resource).stem).container["image"]
+    assert used.partition(":")[0] == image["name"]
+    page = (DEPLOY.parent / "docs" / "deploying.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"headway:\d[^`]*", page)) == {used}
+
+
 @pytest.mark.parametrize(
     ("name", "version"), [*((name, "newest") for name in RELEASES), ("everything", OLDEST), ("replicas", OLDEST)]
 )
