@@ -1,12 +1,12 @@
-"""Builds what a release consists of: the source distribution, the wheel for any platform, and a wheel for each platform.
+"""Builds a release: the source distribution, the wheel for any platform, and a wheel for each common platform.
 
     pip install build wheel ziglang
     python release/build_wheels.py --output dist                          # everything
     python release/build_wheels.py --output dist --platforms linux-x86_64
 
-The wheel for any platform has the C sources of the CPU kernels, and the first start compiles them. The wheel for a platform
-has compiled libraries besides, one for each common instruction set (decision 18). zig compiles for all platforms on one
-machine, and against a given version of glibc.
+The wheel for any platform has the C sources of the CPU kernels, and the first start compiles them. The wheel for a
+platform has compiled libraries besides, one for each common instruction set (decision 18). zig compiles for all
+platforms on one machine, and against a given version of glibc.
 """
 
 from __future__ import annotations

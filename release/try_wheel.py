@@ -1,4 +1,4 @@
-"""Tries a wheel as a new user would: an empty environment outside the repository, `pip install`, `headway serve`, one answer.
+"""Tries a wheel as a new user would: an empty environment elsewhere, `pip install`, `headway serve`, one answer.
 
     python release/build_wheels.py --output dist --platforms linux-x86_64
     python release/try_wheel.py dist/headway-*-manylinux*_x86_64.whl                  # with pip

@@ -1,8 +1,8 @@
 """`headway completion`: a script that completes commands, options and their values in bash, zsh or fish.
 
-The script is made from the parsers of all commands, those of other packages included, and is complete in itself: a shell
-that has read it starts no Python when a person presses TAB. Values that are not chosen from a list are completed by the
-kind that their placeholder names: files, folders, or the names that `suggest` has noted.
+The script is made from the parsers of all commands, those of other packages included. A shell that has read it starts no
+Python when a person presses TAB. Values that are not chosen from a list are completed as files or folders if their
+placeholder says that they are, and with the names that `suggest` has noted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The CPU kernels: C sources compiled once per machine or shipped in the wheel, loaded through ctypes, called with torch
+"""The CPU kernels: C sources compiled once per machine, or for the wheel, loaded through ctypes, called with torch
 tensors."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`lib` is imported when one of its names is first asked for: it brings torch, which building a wheel does without."""
+    """`lib` is imported when one of its names is first asked for: it brings torch, which `build` does without."""
     if name not in __all__:
         raise AttributeError(f"module 'headway.native' has no attribute '{name}'")
     from headway.native import lib

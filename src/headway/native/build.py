@@ -100,8 +100,8 @@ class Compiler:
 
 def build(isa: str | None = None, folder: Path | None = None, *, what: str = "the CPU kernels") -> BuildResult:
     """Return the library for `isa` (default $HEADWAY_NATIVE_ISA), compiling it if needed. Without `isa`, it is the one
-    that the wheel has for this CPU; if it has none, and for "native", it is compiled for this very machine. `folder` has
-    the sources, by default the kernels'; `what` describes them in the progress display."""
+    that the wheel has for this CPU; if it has none, and for "native", it is compiled for this very machine. `folder`
+    has the sources, by default the kernels'; `what` describes them in the progress display."""
     folder = folder or SOURCE_DIR
     isa = isa or os.environ.get(ISA_VARIABLE)
     if isa is None and (shipped := find_shipped(folder)) is not None:

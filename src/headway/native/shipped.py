@@ -1,8 +1,8 @@
 """Libraries that a wheel brings with it, compiled for common instruction sets: the first start compiles nothing.
 
-A wheel for one platform has them in `compiled/`. A clone, a source distribution and the wheel for any platform have none,
-and the first start compiles. A library's name has a digest of the sources that it was compiled from, so one of other
-sources is never found.
+A wheel for one platform has them in `compiled/`. A clone, a source distribution and the wheel for any platform have
+none, and the first start compiles. A library's name has a digest of the sources that it was compiled from, so one of
+other sources is never found.
 
     headway-csrc-0123456789abcdef-avx2.so      csrc, the digest of its C files, the instruction set
 """

@@ -41,9 +41,9 @@ Folders = tuple[Path, ...]
 
 
 def load_workload(path: str | Path, *, data_dir: str | Path | None = None, **overrides: Any) -> Workload:
-    """Read a TOML file, or a shipped workload by its name. Files that it names are searched beside it (for a shipped one
-    in the current folder) and then in `data_dir`. `overrides` are keys of the file; the keys of a table are merged into
-    the file's table. `ConfigError` names the file, the key and what is allowed."""
+    """Read a TOML file, or a shipped workload by its name. Files that it names are searched beside it (for a shipped
+    one in the current folder) and then in `data_dir`. `overrides` are keys of the file; the keys of a table are merged
+    into the file's table. `ConfigError` names the file, the key and what is allowed."""
     found = find_workload(path)
     file = found.file
     options = _over(_load(file), overrides)
