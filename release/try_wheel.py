@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import statistics
@@ -29,12 +30,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 DOWNLOADS = "downloads"
+LIGHTGBM = "from headway.predict.predictors import import_lightgbm; import_lightgbm()"
 EXTRAS = {
-    "otel": (("--otlp-traces-endpoint", "http://127.0.0.1:1"), "opentelemetry-sdk"),
-    "predict": (("--length-predictor", "none.json"), "lightgbm"),
-    "ray": (("--ray",), "ray>="),
+    "otel": (("headway", "serve", "--otlp-traces-endpoint", "http://127.0.0.1:1"), 2, "opentelemetry-sdk>="),
+    "predict": (("python", "-c", LIGHTGBM), 1, "lightgbm>="),
+    "ray": (("headway", "serve", "--ray"), 2, "ray>="),
 }
-"""For each extra, options that need it, and a requirement that the error has to name."""
+"""For each extra, a command that needs it, its exit code, and a requirement that the error has to name."""
 
 
 class FailedError(Exception):
@@ -43,20 +45,26 @@ class FailedError(Exception):
 
 @dataclass
 class Steps:
-    """The steps that were done, and how long each took."""
+    """The steps that were done, and how long each took. The processor time says how busy the machine was meanwhile."""
 
     times_s: dict[str, float] = field(default_factory=dict)
 
     @contextlib.contextmanager
     def step(self, title: str) -> Iterator[None]:
         print(f"{title} …", flush=True)
-        started_s = time.monotonic()
+        started_s, used_s = time.monotonic(), _processor_s()
         yield
         self.times_s[title] = time.monotonic() - started_s
-        print(f"{title}: {self.times_s[title]:.1f} s", flush=True)
+        print(f"{title}: {self.times_s[title]:.1f} s, {_processor_s() - used_s:.1f} s of a processor", flush=True)
 
     def beside_downloads_s(self) -> float:
         return sum(seconds for title, seconds in self.times_s.items() if DOWNLOADS not in title)
+
+
+def _processor_s() -> float:
+    """The processor time of all commands that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 @dataclass(frozen=True)
@@ -68,11 +76,14 @@ class Environment:
 
     @property
     def python(self) -> str:
-        return str(self.folder / "venv" / "bin" / "python")
+        return self.program("python")
 
     @property
     def headway(self) -> str:
-        return str(self.folder / "venv" / "bin" / "headway")
+        return self.program("headway")
+
+    def program(self, name: str) -> str:
+        return str(self.folder / "venv" / "bin" / name)
 
     def run(self, *command: str, code: int = 0) -> str:
         """Run a command and return what it printed. Raises `FailedError` unless it ends with `code`."""
@@ -117,8 +128,8 @@ def try_commands(environment: Environment, steps: Steps) -> None:
     with steps.step("headway completion bash"):
         environment.run(environment.headway, "completion", "bash")
     with steps.step("errors that name an extra"):
-        for extra, (options, requirement) in EXTRAS.items():
-            shown = environment.run(environment.headway, "serve", *options, code=2)
+        for extra, ((program, *arguments), code, requirement) in EXTRAS.items():
+            shown = environment.run(environment.program(program), *arguments, code=code)
             if requirement not in shown or "install" not in shown:
                 raise FailedError(f"the error about [{extra}] does not say what to install: {shown}")
 
@@ -129,7 +140,7 @@ def serve(environment: Environment, steps: Steps) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = (environment.headway, "serve", "--port", str(port))
-    started_s = time.monotonic()
+    started_s, used_s = time.monotonic(), _processor_s()
     server = subprocess.Popen(
         command, cwd=environment.folder, env=environment.variables, stderr=subprocess.PIPE, text=True
     )
@@ -152,6 +163,7 @@ def serve(environment: Environment, steps: Steps) -> None:
     download_s = _between(lines, "Downloading the embedded model", "Downloading the model: done")
     steps.times_s["headway serve: first answer beside the model"] = ready_s - download_s
     print(f"first answer after {ready_s:.1f} s, {download_s:.1f} s of which are the model's download")
+    print(f"processor time of the server: {_processor_s() - used_s:.1f} s")
 
 
 def _read_lines(server: subprocess.Popen[str], lines: list[tuple[float, str]]) -> None:
