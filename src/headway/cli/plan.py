@@ -19,7 +19,8 @@ SHORT_REQUEST = 4096
 """The length in tokens of a typical request, shown besides the longest."""
 _GIB = 2**30
 _OPTIONS = (
-    "model", "draft_model", "load_format", "dtype", "quantization", "max_model_len", "gpu_memory_utilization",
+    "model", "revision", "offline", "draft_model", "load_format", "dtype", "quantization", "max_model_len",
+    "gpu_memory_utilization",
     "kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens", "speculation", "max_draft_tokens", "device",
     "tensor_parallel_size",
 )  # fmt: skip
