@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 from headway.config import ModelConfig
-from headway.console.flags import FlagSpec, add_flags, chosen, engine_flags
+from headway.console.flags import FlagSpec, engine_flags
+from headway.console.settled_options import add_settled_flags, settle
 from headway.errors import ConfigError
 
-_OPTIONS = ("load_format", "revision", "offline")
+_OPTIONS = ("model", "load_format", "revision", "offline")
 _EPILOG = """\
 The path of the model is printed on stdout. Examples:
 
@@ -28,22 +29,23 @@ access need a token: HF_TOKEN, or 'hf auth login'. HF_ENDPOINT names a mirror.""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="MODEL", help="A hub id. Default: the embedded model.")
-    add_flags(parser, _flags())
+    parser.add_argument("name", nargs="?", metavar="MODEL", help="A hub id, as --model. Default: the embedded model.")
+    add_settled_flags(parser, _flags())
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
 
 
 def _flags() -> list[FlagSpec]:
-    return [
-        dataclasses.replace(spec, is_engines=False, section="options")
-        for spec in engine_flags()
-        if spec.name in _OPTIONS
-    ]
+    return [dataclasses.replace(spec, is_engines=False) for spec in engine_flags() if spec.name in _OPTIONS]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    config = ModelConfig(model=arguments.name, **chosen(arguments, _flags()))
+    settled = settle(arguments, _flags(), model=arguments.name)
+    with settled.naming_sources():
+        config = ModelConfig(**settled.given())
+    if arguments.print_config:
+        print(settled.toml(), end="")
+        return 0
     print(_pull_embedded(config) if config.model is None else _pull(config.model, config))
     return 0
 

@@ -30,6 +30,7 @@ from headway.sampling_params import SamplingParams
 from headway.structured.compiling import GrammarCompiler
 from headway.structured.guides import Guides
 from headway.tokenizer import Tokenizer
+from headway.tokenizer.own_template import use_chat_template
 from headway.tracing import span
 from headway.worker.memory_plan import MemoryPlan
 from headway.worker.step_costs import planned_costs
@@ -89,7 +90,7 @@ class LLMEngine:
         # Heavy, and not needed with an executor from outside.
         from headway.executor.local import LocalExecutor
         from headway.executor.ranks import RanksExecutor
-        from headway.loader import open_draft, open_model
+        from headway.loader.chosen_model import open_draft, open_model
         from headway.loader.model_tokenizer import open_tokenizer
         from headway.worker.formats import choose_device
         from headway.worker.rank_start import first_rank
@@ -99,6 +100,7 @@ class LLMEngine:
         resolved = config.resolve(choose_device(config.device.device).type)
         checkpoint = open_model(config.model)
         tokenizer = open_tokenizer(config.model.tokenizer) if config.model.tokenizer else checkpoint.tokenizer()
+        use_chat_template(tokenizer, config.model.chat_template)
         if tokenizer is not None:
             tokenizer.drop_end_tokens_outside(checkpoint.config.vocab_size)
         eos_token_ids = () if tokenizer is None else tokenizer.eos_token_ids

@@ -18,7 +18,7 @@ from headway.engine.prompt_forms import Prompt
 from headway.engine.request_preparer import PreparedRequest
 from headway.errors import ConfigError, InvalidRequestError
 from headway.executor.fake import FakeExecutor, FakeStep
-from headway.loader import open_model
+from headway.loader.chosen_model import open_model
 from headway.sampling_params import SamplingParams
 from headway.worker.memory_plan import MemoryPlan
 

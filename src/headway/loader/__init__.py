@@ -5,45 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.config import LOAD_FORMATS, ModelConfig
 from headway.errors import ConfigError, ModelNotFoundError
 from headway.loader.builtin_shapes import BUILTIN_SHAPES
-from headway.loader.hub import HubModel, find_model, is_offline
+from headway.loader.hub import HubModel, find_model
 
 if TYPE_CHECKING:
     # This imports torch, which the server's front end avoids: it uses this module only for paths and tokenizers.
     from headway.models.checkpoint import Checkpoint
 
-__all__ = ["LOAD_FORMATS", "find_path", "model_path", "open_checkpoint", "open_draft", "open_model"]
+__all__ = ["LOAD_FORMATS", "find_path", "open_checkpoint"]
 
-
-def open_model(config: ModelConfig) -> Checkpoint:
-    """Open the model that the options name, or the embedded one if they name none."""
-    return open_checkpoint(
-        _name(config), config.load_format, seed=config.seed, revision=config.revision, offline=config.offline
-    )
-
-
-def open_draft(config: ModelConfig) -> Checkpoint | None:
-    """Open the smaller model that guesses, if the options name one."""
-    if config.draft_model is None:
-        return None
-    return open_checkpoint(config.draft_model, config.load_format, seed=config.seed, offline=config.offline)
-
-
-def model_path(config: ModelConfig) -> Path:
-    """The folder or file of the model that the options name."""
-    return find_path(_name(config), config.load_format, revision=config.revision, offline=config.offline)
-
-
-def _name(config: ModelConfig) -> str:
-    if config.model is not None:
-        return config.model
-    if config.revision is not None:
-        raise ConfigError("revision is for a model of the Hugging Face hub: give model, too.")
-    from headway.loader.embedded import embedded_model_path
-
-    return str(embedded_model_path(offline=is_offline(config.offline)))
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
 def open_checkpoint(

@@ -1,23 +1,11 @@
-"""The tokenizer of a model, without its weights and without torch."""
+"""Tokenizers from files, without weights and without torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from headway.config import ModelConfig
 from headway.errors import ConfigError
-from headway.loader import model_path
 from headway.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
-
-
-def load_model_tokenizer(config: ModelConfig) -> Tokenizer | None:
-    """The tokenizer that the engine uses; None for a model that has none (only token ids can be sent then)."""
-    if config.tokenizer is not None:
-        return open_tokenizer(config.tokenizer)
-    if config.model is not None and config.load_format == "dummy":
-        path = Path(config.model).expanduser()
-        return tokenizer_from_folder(path) if (path / "tokenizer.json").is_file() else None
-    return _from_model(model_path(config), config.load_format)
 
 
 def open_tokenizer(source: str) -> Tokenizer:
@@ -31,7 +19,7 @@ def open_tokenizer(source: str) -> Tokenizer:
     return tokenizer
 
 
-def _from_model(path: Path, load_format: str) -> Tokenizer | None:
+def tokenizer_of(path: Path, load_format: str) -> Tokenizer | None:
     """The tokenizer in a model's path. A folder counts as GGUF if `load_format` says so or it has only one GGUF
     file."""
     if path.is_file():

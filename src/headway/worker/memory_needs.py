@@ -49,7 +49,7 @@ class PlannedModel:
 
 def planned_model(config: EngineConfig) -> PlannedModel:
     """Read the model's shape, and compute what each rank needs."""
-    from headway.loader import open_draft, open_model
+    from headway.loader.chosen_model import open_draft, open_model
     from headway.models.decoder_config import Shard
     from headway.worker.formats import planned_formats
     from headway.worker.memory_plan import bytes_per_token, estimated_weights, estimated_working_space, longest_request

@@ -20,7 +20,7 @@ from headway.core.kv.moves import BlockMoves
 from headway.core.scheduler_output import PendingStep, SchedulerOutput
 from headway.errors import ConfigError, HeadwayError
 from headway.layers.collectives import Collectives, Meeting
-from headway.loader import open_draft, open_model
+from headway.loader.chosen_model import open_draft, open_model
 from headway.models.assembly import Progress
 from headway.models.checkpoint import Checkpoint
 from headway.runner import UnsampledStep

@@ -26,7 +26,7 @@ from headway.layers.collectives import (
     SymmetricCollectives,
     ThreadCollectives,
 )
-from headway.loader import open_model
+from headway.loader.chosen_model import open_model
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from headway.installing import install_command
-from headway.loader import model_path
 from headway.loader.builtin_shapes import BUILTIN_SHAPES
+from headway.loader.chosen_model import model_path
 from headway_lab.claims.context import Infeasible
 from headway_lab.claims.rectangular import batches_of
 from headway_lab.workload.bench_requests import BenchRequest, Work

@@ -12,8 +12,9 @@ from headway import loader
 from headway.config import ModelConfig
 from headway.errors import ConfigError, CorruptModelError, ModelNotFoundError, UnsupportedModelError
 from headway.layers.ops import TorchOps
-from headway.loader import model_path, open_checkpoint, open_model
+from headway.loader import open_checkpoint
 from headway.loader.builtin_shapes import BUILTIN_SHAPES
+from headway.loader.chosen_model import model_path, open_model
 from headway.loader.dummy import DummyCheckpoint
 from headway.models import load_decoder
 from headway.models.decoder_config import Llama3Scaling
