@@ -29,6 +29,7 @@ OWN: Commands = {
     "pull": Command("headway.cli.pull", "Fetch a model of the Hugging Face hub, or bring it up to date."),
     "plan": Command("headway.cli.plan", "What a model takes in memory, and what it can serve, without loading it."),
     "kv": Command("headway.cli.kv", "Show what a running server's KV memory holds, as numbers and as a map."),
+    "doctor": Command("headway.cli.doctor", "What this machine has, what is slow or wrong, and how to mend it."),
     "demo": Command("headway.cli.demo", "Watch a dozen requests of very different lengths share one batch."),
 }
 LISTED_LAST: Commands = {

@@ -10,6 +10,13 @@ from dataclasses import dataclass
 from headway.config import EngineConfig
 from headway.models.decoder_config import DecoderConfig
 
+MODEL_OPTIONS = (
+    "model", "revision", "offline", "draft_model", "load_format", "dtype", "quantization", "max_model_len",
+    "gpu_memory_utilization", "kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens", "speculation",
+    "max_draft_tokens", "device", "tensor_parallel_size",
+)  # fmt: skip
+"""The engine options that these needs depend on."""
+
 
 @dataclass(frozen=True)
 class Needs:
