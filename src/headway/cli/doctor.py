@@ -40,6 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
     from headway.doctor.report import as_json, as_text, is_broken
     from headway.server.server_config import ServerConfig
 
+    if arguments.print_config:
+        print(settle(arguments, _flags()).toml(), end="")
+        return 0
     options, problem = _options(arguments)
     server = ServerConfig(**{name: options.pop(name) for name in _SERVER_OPTIONS if name in options})
     facts = read_facts(os.environ, host=server.host, port=server.port)

@@ -62,7 +62,7 @@ def _fit(
         yield warning(
             _SUBJECT,
             f"{title} fits, with room for {tokens:,} tokens of KV cache, and its context is {needs.max_model_len:,}.",
-            "The context is shortened to what fits, or one long request takes the whole cache.",
+            "The context is shortened to that.",
             "Give --max-model-len, a smaller --kv-cache-dtype, or more memory.",
         )
     else:
