@@ -100,24 +100,18 @@ def test_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("model", "status", "said"),
+    ("model", "said"),
     [
-        ("nobody/nothing", 0, "warning  model: no file or folder 'nobody/nothing'"),
-        ("qwen3-0.6b", 0, "model: qwen3-0.6b (random weights)"),
-        (str(Path(__file__)), 0, "warning  model:"),
+        ("nobody/nothing", "warning model: no file or folder 'nobody/nothing'"),
+        ("qwen3-0.6b", "model: qwen3-0.6b (random weights)"),
+        (__file__, "warning model:"),
     ],
 )
 def test_model(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    model: str,
-    status: int,
-    said: str,
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, said: str
 ) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert main(["doctor", "--port", "0", "--model", model]) == status
-    assert said in " ".join(capsys.readouterr().out.split()).replace("warning model", "warning  model")
+    main(["doctor", "--port", "0", "--model", model])
+    assert said in " ".join(capsys.readouterr().out.split())

@@ -25,6 +25,14 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class Stalled:
+    """After this many bytes, nothing more comes until the client is gone."""
+
+    after: int
+    is_stalled: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True)
 class Changed:
     """The first byte is another one."""
 
@@ -43,7 +51,7 @@ class Refused:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-Fault = Cut | Changed | Whole | Refused
+Fault = Cut | Stalled | Changed | Whole | Refused
 
 
 @dataclass(frozen=True)
@@ -164,8 +172,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         body = content[start:]
         if isinstance(fault, Changed):
             body = bytes([body[0] ^ 1]) + body[1:]
-        end = fault.after if isinstance(fault, Cut) else None
+        end = fault.after if isinstance(fault, Cut | Stalled) else None
         self._send(206 if headers else 200, body, headers, end)
+        if isinstance(fault, Stalled):
+            self.wfile.flush()
+            fault.is_stalled.set()
+            self.connection.recv(1)  # returns when the client is gone
 
     def _refuse(self, refused: Refused) -> None:
         code = {"X-Error-Code": refused.code} if refused.code else {}

@@ -7,21 +7,23 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import constants
 
+from headway.child_process import python_command
 from headway.cli.main import main
 from headway.errors import ConfigError, CorruptModelError, ModelNotFoundError
 from headway.loader import find_path, open_checkpoint
 from headway.loader.hub import HubModel, download, find_model, pull_model
 from headway.loader.hub.cache import CachedModel
-from tests.unit.loader.stub_hub import COMMIT, Changed, Cut, Refused, StubHub, Whole, git_digest
+from tests.unit.loader.stub_hub import COMMIT, Changed, Cut, Refused, Stalled, StubHub, Whole, git_digest
 from tests.unit.models.tiny import hf_model, save_folder
 
 WEIGHTS = bytes(range(256)) * 40
@@ -374,6 +376,29 @@ def test_command(hub: StubHub, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Damaged, and fetched again: model.safetensors." in capsys.readouterr().err
     assert main(["pull", "some/model", "--offline"]) == 0
     assert "nothing had to be fetched" in capsys.readouterr().err
+
+
+def test_killed_process(hub: StubHub, cache: Path) -> None:
+    """What had arrived when it was killed is not fetched again."""
+    content_of = bytes(range(256)) * 8000
+    hub.publish("some/model", {**FILES, "model.safetensors": content_of})
+    stalled = Stalled(len(content_of) // 2)
+    hub.faults["model.safetensors"] += [stalled]
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(cache)}
+    command = python_command("headway", "pull", "some/model")
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as pulling:
+        assert stalled.is_stalled.wait(120)
+        wait_for(lambda: any(path.stat().st_size == stalled.after for path in cache.rglob("*.incomplete")))
+        pulling.kill()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (Path(done.stdout.strip()) / "model.safetensors").read_bytes() == content_of
+    assert hub.ranges("model.safetensors") == [None, f"bytes={stalled.after}-"]
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        threading.Event().wait(0.01)
 
 
 @pytest.mark.parametrize(

@@ -164,8 +164,9 @@ class ArrivingFile:
         return self.num_bytes == self.file.size and self._digest.hexdigest() == self.file.digest
 
     def write(self, chunk: bytes) -> None:
-        """Append bytes."""
+        """Append bytes. They stay if the process is killed."""
         self._sink.write(chunk)
+        self._sink.flush()
         self._count(chunk)
 
     def restart(self) -> None:

@@ -23,6 +23,7 @@ from headway.loader.hub.refusals import refusal
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _RANGE_START = re.compile(r"bytes (\d+)-")
 _PARTIAL_CONTENT = 206
+_BUSY = (408, 429, 500, 502, 503, 504)
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,12 @@ class Hub:
             headers["Range"] = f"bytes={start}-"
         # The library waits and asks again if the hub has too much to do; lost connections are the caller's matter.
         with http_stream_backoff(
-            "GET", url, headers=headers, timeout=self._timeout_s, retry_on_exceptions=()
+            "GET",
+            url,
+            headers=headers,
+            timeout=self._timeout_s,
+            retry_on_exceptions=(),
+            retry_on_status_codes=_BUSY,
         ) as response:
             hf_raise_for_status(response)
             begun = _RANGE_START.match(response.headers.get("Content-Range", ""))
