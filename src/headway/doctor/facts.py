@@ -40,8 +40,8 @@ class Memory:
     left_of_limit: int | None = None
     huge_pages: str = ""
     """The setting of transparent huge pages: always, madvise or never."""
-    overcommit: int | None = None
-    """2: the kernel refuses memory that it may not be able to give."""
+    refuses_overcommit: bool = False
+    """Whether the kernel refuses memory that it may not be able to give."""
     shared_total: int | None = None
     """The size of /dev/shm."""
     shared_free: int | None = None

@@ -12,7 +12,6 @@ from typing import Any
 from headway.doctor.facts import Facts
 from headway.doctor.findings import Finding, Level
 
-_WIDTH = 100
 _INDENT = " " * 9
 
 
@@ -51,4 +50,4 @@ def _plain(value: Any) -> Any:
 
 
 def _wrapped(line: str, indent: str) -> list[str]:
-    return textwrap.wrap(line, _WIDTH, initial_indent=indent, subsequent_indent=_INDENT, break_long_words=False)
+    return textwrap.wrap(line, 100, initial_indent=indent, subsequent_indent=_INDENT, break_long_words=False)

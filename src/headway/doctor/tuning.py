@@ -23,6 +23,8 @@ class Bounds:
     """Share of the cores that other programs keep busy."""
     taken_share: float = 0.1
     """Share of a GPU's memory that is taken already: by default the engine plans with 0.9 of all."""
+    clock_slack_s: float = 86_400.0
+    """How much earlier than Headway's own files the clock may be: time zones of file systems differ."""
     oldest_capability: tuple[int, int] = (8, 0)
     """Older GPUs have no bfloat16 and have never been measured."""
 

@@ -27,9 +27,7 @@ HEALTHY = Facts(
         num_usable=8,
         load=0.5,
     ),
-    memory=Memory(
-        total=32 * GIB, available=30 * GIB, huge_pages="madvise", overcommit=0, shared_total=GIB, shared_free=GIB
-    ),
+    memory=Memory(total=32 * GIB, available=30 * GIB, huge_pages="madvise", shared_total=GIB, shared_free=GIB),
     kernels=Kernels(
         library="compiled", isa="avx512-vnni", compilers=("gcc",), has_python_headers=True, has_triton_compiler=True
     ),
@@ -84,7 +82,7 @@ CASES: list[tuple[Facts, Level, str]] = [
     (changed(MEMORY, limit=4 * GIB, left_of_limit=GIB), Level.WARNING, "1.0 GiB are left for a new process"),
     (changed(MEMORY, limit=4 * GIB, left_of_limit=4 * GIB), Level.NOTE, "A cgroup limits memory to 4.0 GiB"),
     (changed(MEMORY, huge_pages="never"), Level.WARNING, "Transparent huge pages are off"),
-    (changed(MEMORY, overcommit=2), Level.WARNING, "vm.overcommit_memory is 2"),
+    (changed(MEMORY, refuses_overcommit=True), Level.WARNING, "vm.overcommit_memory is 2"),
     (changed(MEMORY, shared_total=None, shared_free=None), Level.NOTE, "There is no /dev/shm"),
     (changed(MEMORY, shared_free=2**20), Level.WARNING, "/dev/shm has 1 MiB free"),
     (changed(MEMORY, TWO_GPUS, shared_total=64 * 2**20), Level.WARNING, "/dev/shm has 64 MiB"),

@@ -9,7 +9,6 @@ from headway.doctor.findings import Finding, note, ok, warning
 from headway.doctor.tuning import BOUNDS
 
 _SUBJECT = "memory"
-_NO_OVERCOMMIT = 2
 
 
 def check_memory(facts: Facts) -> Iterator[Finding]:
@@ -40,7 +39,7 @@ def check_memory(facts: Facts) -> Iterator[Finding]:
             "A model's many weights are read through small pages, and the CPU waits for their addresses.",
             "As root: 'echo madvise > /sys/kernel/mm/transparent_hugepage/enabled'.",
         )
-    if memory.overcommit == _NO_OVERCOMMIT:
+    if memory.refuses_overcommit:
         yield warning(
             _SUBJECT,
             "The kernel refuses memory that it may not be able to give (vm.overcommit_memory is 2).",

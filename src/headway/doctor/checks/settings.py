@@ -11,7 +11,6 @@ from headway.doctor.tuning import BOUNDS
 _SUBJECT = "settings"
 _BINDING = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 _NOT_BINDING = ("", "false", "disabled", "none")
-_DAY_S = 86_400.0
 _TRUE = ("1", "true", "yes", "on")
 
 
@@ -20,7 +19,7 @@ def check_settings(facts: Facts) -> Iterator[Finding]:
     settings = facts.settings
     before = [*_options(facts), *_threads(facts), *_devices(facts), *_limits(facts)]
     yield from before
-    if settings.clock_s < settings.built_s - _DAY_S:
+    if settings.clock_s < settings.built_s - BOUNDS.clock_slack_s:
         yield error(
             "clock",
             "The clock is earlier than the day on which Headway was installed.",

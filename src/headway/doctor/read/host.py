@@ -61,7 +61,7 @@ def read_memory() -> Memory:
         limit=limit,
         left_of_limit=left,
         huge_pages=chosen(text(_HUGE_PAGES)),
-        overcommit=number(text(_OVERCOMMIT)),
+        refuses_overcommit=text(_OVERCOMMIT) == "2",
         shared_total=None if shared is None else shared.f_frsize * shared.f_blocks,
         shared_free=None if shared is None else shared.f_frsize * shared.f_bavail,
     )

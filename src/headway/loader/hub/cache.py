@@ -24,8 +24,6 @@ from typing import BinaryIO
 from headway.errors import ModelNotFoundError
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SHA256_DIGITS = 64
-_CHUNK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ class CachedModel:
         """Whether the file's content has its digest. `advance` is called with numbers of bytes read."""
         digest = digest_of(file)
         with (self.snapshot(commit) / file.name).open("rb") as content:
-            while chunk := content.read(_CHUNK_BYTES):
+            for chunk in chunks_of(content):
                 digest.update(chunk)
                 advance(len(chunk))
         return digest.hexdigest() == file.digest
@@ -146,9 +144,15 @@ class CachedModel:
 
 def digest_of(file: HubFile) -> hashlib._Hash:
     """The hash with which the hub describes the file, before its content."""
-    if len(file.digest) == _SHA256_DIGITS:
+    if len(file.digest) == len(hashlib.sha256().hexdigest()):
         return hashlib.sha256()
     return hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)
+
+
+def chunks_of(content: BinaryIO) -> Iterator[bytes]:
+    """Yields what is left of an open file, in pieces."""
+    while chunk := content.read(2**20):
+        yield chunk
 
 
 def _lock(file: BinaryIO, on_wait: Callable[[], object]) -> None:

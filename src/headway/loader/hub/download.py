@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.errors import CorruptModelError
-from headway.loader.hub.cache import CachedModel, HubFile, digest_of
+from headway.loader.hub.cache import CachedModel, HubFile, chunks_of, digest_of
 from headway.loader.hub.hub import Hub
 from headway.loader.hub.model_id import HubModel
 from headway.loader.hub.refusals import disk_refusal, is_connection_error
 from headway.progress import Meter
-
-_CHUNK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ class ArrivingFile:
         self._digest = digest_of(file)
         self._sink = path.open("ab")
         with path.open("rb") as begun:
-            while chunk := begun.read(_CHUNK_BYTES):
+            for chunk in chunks_of(begun):
                 self._count(chunk)
 
     def __enter__(self) -> ArrivingFile:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from http import HTTPStatus
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,7 +23,6 @@ from headway.loader.hub.refusals import refusal
 
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _RANGE_START = re.compile(r"bytes (\d+)-")
-_PARTIAL_CONTENT = 206
 _BUSY = (408, 429, 500, 502, 503, 504)
 
 
@@ -107,7 +107,7 @@ class Hub:
         ) as response:
             hf_raise_for_status(response)
             begun = _RANGE_START.match(response.headers.get("Content-Range", ""))
-            is_rest = response.status_code == _PARTIAL_CONTENT and begun is not None
+            is_rest = response.status_code == HTTPStatus.PARTIAL_CONTENT and begun is not None
             yield Arrival(int(begun[1]) if is_rest and begun else 0, response.iter_bytes())
 
     def refusal(self, error: Exception, model: HubModel) -> Exception:

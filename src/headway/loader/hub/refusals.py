@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from headway.errors import ModelError, ModelNotFoundError
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
 
 _HTTP_PACKAGES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3", "ssl")
 """Packages whose errors are those of a connection: versions of huggingface_hub use different ones."""
-_TOO_MANY = 429
 
 
 def is_connection_error(error: BaseException) -> bool:
@@ -70,7 +70,7 @@ def disk_refusal(error: OSError, model: HubModel, folder: object) -> ModelError:
 
 def _of_status(status: int, error: Exception, *, has_token: bool) -> str:
     response = getattr(error, "response", None)
-    if status == _TOO_MANY:
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
         after = response.headers.get("Retry-After") if response is not None else None
         wait = f"in {after} s" if after and after.isdigit() else "in some minutes"
         token = "" if has_token else "; with a token (HF_TOKEN) the hub allows more"
