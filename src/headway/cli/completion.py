@@ -1,7 +1,7 @@
 """`headway completion`: a script that completes commands, options and their values in bash, zsh or fish.
 
-The script is made from the parsers of all commands, those of other packages included. A shell that has read it starts no
-Python when a person presses TAB. Values that are not chosen from a list are completed as files or folders if their
+The script is made from the parsers of all commands, those of other packages included. A shell that has read it starts
+no Python when a person presses TAB. Values that are not chosen from a list are completed as files or folders if their
 placeholder says that they are, and with the names that `suggest` has noted.
 """
 
