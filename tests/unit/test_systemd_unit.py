@@ -55,7 +55,7 @@ def test_options_and_variables_exist_also_those_in_comments(tmp_path: Path) -> N
         assert read_config_file(str(file), SPECS)["port"] == 8000
     variables = re.findall(r"^(?:# |Environment=)?(HEADWAY_\w+)=", (FOLDER / "headway.env").read_text(), re.M)
     variables += re.findall(r"^Environment=(HEADWAY_\w+)=", UNIT.read_text(), re.M)
-    assert len(variables) >= 3 and not unknown_variables(dict.fromkeys(variables, "x"))
+    assert len(variables) >= 3 and not unknown_variables(SPECS, dict.fromkeys(variables, "x"))
 
 
 def test_the_folders_that_it_writes_to_are_its_own() -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from headway.cli.every_option import every_option
 from headway.console.flags import SEED_CLASH, add_flags, chosen, engine_flags, sampling_flags
 from headway.console.settled_options import add_settled_flags, settle
 from headway.errors import InvalidRequestError, RequestTooLargeError, did_you_mean
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    settled = settle(arguments, engine_flags())
+    settled = settle(arguments, engine_flags(), every_option())
     config = settled.engine_config()
     if arguments.print_config:
         print(settled.toml(), end="")

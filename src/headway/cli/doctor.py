@@ -7,8 +7,9 @@ import dataclasses
 import os
 from typing import Any
 
+from headway.cli.every_option import every_option, server_flags
 from headway.config import EngineConfig
-from headway.console.flags import FlagSpec, chosen, engine_flags, server_flags, with_shape_defaults
+from headway.console.flags import FlagSpec, chosen, engine_flags, with_shape_defaults
 from headway.console.option_variables import unknown_variables
 from headway.console.settled_options import add_settled_flags, settle
 from headway.doctor.facts import Facts
@@ -41,11 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
     from headway.server.server_config import ServerConfig
 
     if arguments.print_config:
-        print(settle(arguments, _flags()).toml(), end="")
+        print(settle(arguments, _flags(), every_option()).toml(), end="")
         return 0
     options, problem = _options(arguments)
     server = ServerConfig(**{name: options.pop(name) for name in _SERVER_OPTIONS if name in options})
-    facts = read_facts(os.environ, host=server.host, port=server.port)
+    facts = read_facts(os.environ, every_option(), host=server.host, port=server.port)
     if problem is not None and not facts.settings.problem:
         raise problem
     findings = find(facts)
@@ -58,10 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _options(arguments: argparse.Namespace) -> tuple[dict[str, Any], ConfigError | None]:
     """The options that were given. If some cannot be used, those of the command line, and the error: if it is one of
     environment variables, it is a finding."""
-    meaningless = unknown_variables(os.environ)
+    meaningless = unknown_variables(every_option(), os.environ)
     environment = {name: value for name, value in os.environ.items() if name not in meaningless}
     try:
-        return settle(arguments, _flags(), environment=environment).given(), None
+        return settle(arguments, _flags(), every_option(), environment=environment).given(), None
     except ConfigError as problem:
         return chosen(arguments, _flags()), problem
 

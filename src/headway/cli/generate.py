@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headway.cli.every_option import every_option
 from headway.console.flags import SEED_CLASH, add_flags, chosen, engine_flags, sampling_flags
 from headway.console.output_files import check_writable
 from headway.console.settled_options import add_settled_flags, settle
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    settled = settle(arguments, engine_flags())
+    settled = settle(arguments, engine_flags(), every_option())
     config = settled.engine_config()
     if arguments.print_config:
         print(settled.toml(), end="")

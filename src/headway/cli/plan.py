@@ -7,6 +7,7 @@ import dataclasses
 import json
 from dataclasses import asdict, dataclass
 
+from headway.cli.every_option import every_option
 from headway.config import EngineConfig
 from headway.console.flags import FlagSpec, engine_flags, memory_size, with_shape_defaults
 from headway.console.settled_options import add_settled_flags, settle
@@ -38,7 +39,7 @@ def _flags() -> list[FlagSpec]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    settled = settle(arguments, _flags(), model=arguments.name)
+    settled = settle(arguments, _flags(), every_option(), model=arguments.name)
     with settled.naming_sources():
         config = EngineConfig.from_options(**with_shape_defaults(settled.given()))
     if arguments.print_config:

@@ -7,6 +7,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
+from headway.cli.every_option import every_option
 from headway.config import ModelConfig
 from headway.console.flags import FlagSpec, engine_flags
 from headway.console.settled_options import add_settled_flags, settle
@@ -40,7 +41,7 @@ def _flags() -> list[FlagSpec]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    settled = settle(arguments, _flags(), model=arguments.name)
+    settled = settle(arguments, _flags(), every_option(), model=arguments.name)
     with settled.naming_sources():
         config = ModelConfig(**settled.given())
     if arguments.print_config:

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 from headway.child_process import show_logs
-from headway.console.flags import engine_flags, server_flags
+from headway.cli.every_option import every_option, server_flags
+from headway.console.flags import engine_flags
 from headway.console.settled_options import SettledOptions, add_settled_flags, settle
 from headway.server.admission.service_classes import EXAMPLE
 from headway.server.server_config import API_KEY_VARIABLE, ServerConfig
@@ -22,14 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "served_model", nargs="?", metavar="MODEL", help="The same as --model. Default: the embedded model."
     )
-    add_settled_flags(parser, [*server_flags(), *engine_flags()])
+    add_settled_flags(parser, every_option())
     parser.epilog = f"A file for --service-classes:\n\n{textwrap.indent(EXAMPLE, '    ')}"
     parser.formatter_class = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=30)
 
 
 def run(arguments: argparse.Namespace) -> int:
     begun_s = time.monotonic()
-    settled = settle(arguments, [*server_flags(), *engine_flags()], model=arguments.served_model)
+    settled = settle(arguments, every_option(), every_option(), model=arguments.served_model)
     settled.engine_config()
     config = server_config(settled)
     if arguments.print_config:

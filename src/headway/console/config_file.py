@@ -9,6 +9,7 @@ served-model-name = ["qwen", "chat"]
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -19,16 +20,25 @@ from headway.errors import ConfigError, did_you_mean
 from headway.option_fields import parse_bytes, shown
 from headway.text_files import read_decoded
 
+_LONG_KEY = re.compile(r"""(?<![\w"'-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
+"""A key of many parts: a.a.a.a. The decoder takes a time that grows with the square of their number."""
+
 
 def read_config_file(path: str, specs: Iterable[FlagSpec]) -> dict[str, Any]:
     """The values of a file, by option. `specs` are all options that there are, of whatever command, so that one file
     serves several commands. Raises `ConfigError`, which names the file and the key."""
     try:
-        table = read_decoded(path, tomllib.loads, "TOML", most_bytes=2**16)
+        table = read_decoded(path, _decode, "TOML", most_bytes=2**16)
         return _values(table, {name: spec for spec in specs for name in (spec.name, *spec.aliases)})
     except ConfigError as error:
         hint = " Headway's files are TOML, not YAML: port = 9000." if path.endswith((".yaml", ".yml")) else ""
         raise ConfigError(f"{path}: {error}{hint}") from None
+
+
+def _decode(text: str) -> dict[str, Any]:
+    if _LONG_KEY.search(text):
+        raise RecursionError
+    return tomllib.loads(text)
 
 
 def _values(table: Mapping[str, Any], specs: Mapping[str, FlagSpec]) -> dict[str, Any]:

@@ -85,20 +85,13 @@ def engine_flags(defaults: Mapping[str, Any] | None = None) -> list[FlagSpec]:
     """Every option of the engine. `defaults` are the command's own defaults, which the help shows instead."""
     return [
         dataclasses.replace(
-            _option_flag(section, field), default=(defaults or {}).get(field.name, field.default), is_engines=True
+            option_flag(section, field), default=(defaults or {}).get(field.name, field.default), is_engines=True
         )
         for section, field in iter_options()
     ]
 
 
-def server_flags() -> list[FlagSpec]:
-    """Every option of the server."""
-    from headway.server.server_config import ServerConfig  # many commands have no use for it
-
-    return [_option_flag(ServerConfig, field) for field in dataclasses.fields(ServerConfig)]
-
-
-def _option_flag(section: type, field: dataclasses.Field[Any]) -> FlagSpec:
+def option_flag(section: type, field: dataclasses.Field[Any]) -> FlagSpec:
     """The flag of a field that was declared with `option`."""
     hint = _hints(section)[field.name]
     metavar, is_list = field.metadata["metavar"], isinstance(field.default, tuple)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headway.config import RENAMED_OPTIONS
-from headway.console.flags import FlagSpec, engine_flags, server_flags
+from headway.console.flags import FlagSpec
 from headway.errors import ConfigError, did_you_mean
 
 PREFIX = "HEADWAY_"
@@ -79,10 +79,10 @@ def _value(spec: FlagSpec, text: str) -> Any:
     return value if spec.check is None else spec.check(value)
 
 
-def unknown_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that begin with HEADWAY_ and have no meaning. Each with a sentence, for people, that names the
-    nearest one with a meaning."""
-    names = {name for spec in (*engine_flags(), *server_flags()) for name in (spec.name, *spec.aliases)}
+def unknown_variables(specs: Iterable[FlagSpec], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables that begin with HEADWAY_ and have no meaning, where `specs` are all options that there are. Each
+    with a sentence, for people, that names the nearest one with a meaning."""
+    names = {name for spec in specs for name in (spec.name, *spec.aliases)}
     known = (*map(variable_name, sorted(names)), *OTHER_VARIABLES)
     former = {variable_name(name): now for name, now in RENAMED_OPTIONS.items()}
     found = {}

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from headway.config import EngineConfig
 from headway.console.config_file import read_config_file
-from headway.console.flags import FlagSpec, add_flags, chosen, engine_flags, server_flags
+from headway.console.flags import FlagSpec, add_flags, chosen, engine_flags
 from headway.console.option_variables import CONFIG_VARIABLE, read_variables, unknown_variables
 from headway.errors import ConfigError
 
@@ -55,13 +55,15 @@ class Setting:
 def settle(
     arguments: argparse.Namespace,
     specs: Sequence[FlagSpec],
+    known: Sequence[FlagSpec],
     *,
     model: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> SettledOptions:
-    """Read the options that were given by flags, environment and file, and warn of variables without a meaning. `model`
-    is a model that was named without --model."""
-    for line in unknown_variables(environment).values():
+    """Read the options that were given by flags, environment and file, and warn of variables without a meaning. `specs`
+    are the command's options. `known` are those of all commands, because they may share a file. `model` is a model that
+    was named without --model."""
+    for line in unknown_variables(known, environment).values():
         print(f"Warning: {line}", file=sys.stderr)
     given: dict[str, list[Setting]] = {spec.name: [] for spec in specs}  # what counts first stands first
     flags = chosen(arguments, list(specs))
@@ -78,7 +80,7 @@ def settle(
         given[name].append(Setting(value, (f"${variable}",)))
     file = arguments.config or environment.get(CONFIG_VARIABLE)
     if file:
-        for name, value in read_config_file(file, [*engine_flags(), *server_flags()]).items():
+        for name, value in read_config_file(file, known).items():
             if name in given:
                 given[name].append(Setting(value, (file,)))
     return SettledOptions(specs, {spec.name: _first(spec, found) for spec in specs if (found := given[spec.name])})

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from headway.console.flags import CommandParser, FlagSpec, engine_flags, server_flags
+from headway.cli.every_option import every_option
+from headway.console.flags import CommandParser, FlagSpec
 from headway.console.settled_options import SettledOptions, add_settled_flags, settle
 
-SPECS = [*server_flags(), *engine_flags()]
+SPECS = every_option()
 
 
 class Sample(NamedTuple):
@@ -35,7 +36,7 @@ def settled(
 ) -> SettledOptions:
     given = [*flags, *([] if file is None else ["--config", str(file)])]
     arguments: argparse.Namespace = parser().parse(given)
-    return settle(arguments, SPECS, model=model, environment=environment or {})
+    return settle(arguments, SPECS, SPECS, model=model, environment=environment or {})
 
 
 def sample(spec: FlagSpec) -> Sample:

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from headway.cli import main, reference
+from headway.cli.every_option import server_flags
 from headway.config import EngineConfig, iter_options
 from headway.console.commands import Command, CommandGroup
-from headway.console.flags import CommandParser, add_flags, chosen, engine_flags, sampling_flags, server_flags
+from headway.console.flags import CommandParser, add_flags, chosen, engine_flags, sampling_flags
 from headway.sampling_params import SamplingParams
 
 ROOT = Path(__file__).parents[3]

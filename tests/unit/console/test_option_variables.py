@@ -86,7 +86,7 @@ LINKS = {
 
 
 def test_variables_of_kubernetes_services_are_no_options() -> None:
-    assert read(**LINKS) == {} and unknown_variables(LINKS) == {}
+    assert read(**LINKS) == {} and unknown_variables(SPECS, LINKS) == {}
     assert settled("--port", "1", environment=LINKS).given() == {"port": 1}
 
 
@@ -100,7 +100,7 @@ def test_variables_without_a_meaning_are_listed_with_the_nearest(capsys: pytest.
         "PATH": "x",
         **dict.fromkeys(OTHER_VARIABLES, ""),
     }
-    assert unknown_variables(environment) == {
+    assert unknown_variables(SPECS, environment) == {
         "HEADWAY_MAX_SEQS": (
             "The environment variable HEADWAY_MAX_SEQS has no meaning. Did you mean 'HEADWAY_MAX_NUM_SEQS'?"
         ),

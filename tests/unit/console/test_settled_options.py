@@ -200,5 +200,5 @@ def test_commands_that_measure_read_no_variables(
     monkeypatch.setenv("HEADWAY_MAX_NUM_SEQS", "none of a number")
     assert main(["generate", "hello"]) == 2
     assert "$HEADWAY_MAX_NUM_SEQS" in capsys.readouterr().err
-    assert main(["sim", "--calibration", "/no/such"]) == 2
+    assert main(["sim", "--calibration", "/no/such", "--workload", "/no/such"]) == 2
     assert "HEADWAY" not in capsys.readouterr().err

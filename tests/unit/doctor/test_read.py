@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.cli.every_option import every_option
 from headway.cli.main import main
 from headway.doctor.read.host import cgroup_memory, chosen, meminfo, num_nodes
 from headway.doctor.read.installed import read_kernels, unmet_requirements
@@ -81,7 +82,8 @@ def test_network() -> None:
 
 
 def test_variables() -> None:
-    settings = read_settings({"HEADWAY_PROT": "1", "HEADWAY_PORT": "x", "OMP_PROC_BIND": "true", "HOME": "/"})
+    environment = {"HEADWAY_PROT": "1", "HEADWAY_PORT": "x", "OMP_PROC_BIND": "true", "HOME": "/"}
+    settings = read_settings(environment, every_option())
     assert list(settings.unknown) == ["HEADWAY_PROT"]
     assert "HEADWAY_PORT" in settings.problem
     assert settings.variables == {"OMP_PROC_BIND": "true"}

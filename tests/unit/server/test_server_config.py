@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from headway.cli import serve
+from headway.cli.every_option import server_flags
 from headway.config import ModelConfig
-from headway.console.flags import server_flags
 from headway.errors import ConfigError, ModelNotFoundError
 from headway.loader.chosen_model import load_model_tokenizer
+from headway.server import serving
 from headway.server.server_config import ServerConfig
 from headway.server.serving import model_name
 from tests.unit.console.settling import settled
@@ -122,6 +123,21 @@ ROLES, TWO = "prefill=P,decode=D", {"roles": "prefill=1,decode=1"}
 def test_wrong_options(options: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         ServerConfig(**options)
+
+
+def test_engines_log_from_the_level_of_the_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def refuse(*_: object, log_level: str, **__: object) -> NoReturn:
+        asked.append(log_level)
+        raise ConfigError("no engine here")
+
+    monkeypatch.setattr(serving, "Deployment", refuse)
+    with pytest.raises(ConfigError, match="no engine here"):
+        serving.run_server(ServerConfig(port=0, log_level="error"), {}, lambda line: None)
+    assert asked == ["ERROR"]
+    with pytest.raises(ConfigError, match="^log_level must be one of debug, info"):
+        ServerConfig(log_level="ERROR")
 
 
 def test_two_models_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None:

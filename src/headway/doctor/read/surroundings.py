@@ -6,13 +6,13 @@ import os
 import resource
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import headway
 from headway.cache_dir import cache_dir, private_folder, why_not_writable
-from headway.console.flags import engine_flags, server_flags
+from headway.console.flags import FlagSpec
 from headway.console.option_variables import read_variables, unknown_variables
 from headway.doctor.facts import Folder, Network, Settings
 from headway.errors import ConfigError
@@ -71,18 +71,18 @@ def _without_password(address: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
-def read_settings(environment: Mapping[str, str]) -> Settings:
-    """The environment of this process."""
+def read_settings(environment: Mapping[str, str], options: Sequence[FlagSpec]) -> Settings:
+    """The environment of this process. `options` are those that variables can set."""
     problem = ""
     try:
-        read_variables([*engine_flags(), *server_flags()], environment)
+        read_variables(options, environment)
     except ConfigError as error:
         problem = str(error)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = Path(headway.__file__).parent.glob("*.py")
     return Settings(
         variables={name: environment[name] for name in _VARIABLES if name in environment},
-        unknown=unknown_variables(environment),
+        unknown=unknown_variables(options, environment),
         problem=problem,
         open_files=(_limit(soft), _limit(hard)),
         clock_s=time.time(),
