@@ -19,8 +19,10 @@ from huggingface_hub import constants
 
 from headway.child_process import python_command
 from headway.cli.main import main
+from headway.config import ModelConfig
 from headway.errors import ConfigError, CorruptModelError, ModelNotFoundError
 from headway.loader import find_path, open_checkpoint
+from headway.loader.chosen_model import open_model
 from headway.loader.hub import HubModel, download, find_model, pull_model
 from headway.loader.hub.cache import CachedModel
 from tests.unit.loader.stub_hub import COMMIT, Changed, Cut, Refused, Stalled, StubHub, Whole, git_digest
@@ -361,6 +363,8 @@ def test_opened_by_its_name(hub: StubHub, tmp_path: Path) -> None:
     checkpoint = open_checkpoint("some/tiny", revision="main")
     assert (checkpoint.name, checkpoint.config.architecture) == ("some/tiny", "qwen3")
     assert open_checkpoint("some/tiny", offline=True).path == checkpoint.path
+    again = open_model(ModelConfig(model="some/tiny", revision=COMMIT, offline=True))
+    assert again.path == checkpoint.path
     with pytest.raises(ConfigError, match="revision is for models of the Hugging Face hub"):
         find_path(folder, revision="main")
 

@@ -11,16 +11,14 @@ from headway.errors import ModelError, ModelNotFoundError
 if TYPE_CHECKING:
     from headway.loader.hub.model_id import HubModel
 
-_HTTP_PACKAGES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3", "ssl")
-"""Packages whose errors are those of a connection: versions of huggingface_hub use different ones."""
+_HTTP_PACKAGES = ("httpx", "httpx2", "httpcore", "httpcore2", "ssl")
+"""Packages whose errors are those of a connection. Which HTTP client there is depends on huggingface_hub's version."""
 
 
 def is_connection_error(error: BaseException) -> bool:
     """Whether the network failed, and not the hub, this machine's disk, or the code."""
     package = type(error).__module__.partition(".")[0]
-    return isinstance(error, ConnectionError | TimeoutError) or (
-        package in _HTTP_PACKAGES and not hasattr(error, "server_message")
-    )
+    return isinstance(error, ConnectionError | TimeoutError) or package in _HTTP_PACKAGES
 
 
 def refusal(error: Exception, model: HubModel, *, endpoint: str, has_token: bool) -> ModelError:
