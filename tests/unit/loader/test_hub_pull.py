@@ -203,6 +203,16 @@ def test_half_a_model_is_not_used(hub: StubHub) -> None:
     assert find_model(MODEL) == path
 
 
+def test_model_without_a_tokenizer(hub: StubHub) -> None:
+    """Only the hub can tell that it has none; if it cannot be asked, the model is used as it is."""
+    hub.publish("some/model", {"config.json": b"{}", "model.safetensors": WEIGHTS})
+    path = find_model(MODEL)
+    assert find_model(MODEL) == find_model(MODEL, offline=True) == path
+    assert len(hub.listings) == 2
+    hub.refusal = Refused(503)
+    assert find_model(MODEL) == path
+
+
 def test_revisions(hub: StubHub) -> None:
     older = {**FILES, "model.safetensors": WEIGHTS * 2}
     hub.publish("some/model", older, revision="refs/pr/1", commit="e" * 40)

@@ -9,6 +9,7 @@ if the model changes on the hub meanwhile.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from contextlib import AbstractContextManager
@@ -18,8 +19,10 @@ from headway.errors import ModelError, ModelNotFoundError
 from headway.loader.hub.cache import CachedModel
 from headway.loader.hub.hub import Hub
 from headway.loader.hub.model_id import HubModel
-from headway.loader.hub.pulling import Pulled, Pulling, Show, check_kept, kept_path
+from headway.loader.hub.pulling import Pulled, Pulling, Show, check_kept, kept_model
 from headway.progress import Meter, first_use, meter
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["HubModel", "Pulled", "find_model", "is_offline", "pull_model"]
 
@@ -34,18 +37,24 @@ def is_offline(asked: bool = False) -> bool:
 
 def find_model(model: HubModel, load_format: str = "auto", *, offline: bool = False) -> Path:
     """The folder or the GGUF file of a model, fetched if the cache does not have it whole. Raises a `ModelError`."""
-    offline, hub = is_offline(offline), Hub()
-    kept = kept_path(CachedModel(hub.cache, model.repo), model, load_format, needs_tokenizer=not offline)
-    if kept is not None:
-        return kept
-    if offline:
+    hub = Hub()
+    kept = kept_model(CachedModel(hub.cache, model.repo), model, load_format)
+    if kept is not None and (kept.has_tokenizer or is_offline(offline)):
+        return kept.path
+    if is_offline(offline):
         raise _not_here(model, hub.cache)
 
     def show(num_bytes: int) -> AbstractContextManager[Meter]:
         what = f"Fetching {model} ({num_bytes / 1e6:,.0f} MB) to {hub.cache}: this happens once."
         return first_use(what, f"Fetching {model}", unit="bytes")
 
-    return Pulling(hub, model, load_format).run(show=show, show_check=None, on_wait=_say_waiting).path
+    try:
+        return Pulling(hub, model, load_format).run(show=show, show_check=None, on_wait=_say_waiting).path
+    except ModelNotFoundError as error:
+        if kept is None:
+            raise
+        logger.warning("%s is used as the cache has it, without a tokenizer: %s", model, error)
+        return kept.path
 
 
 def pull_model(model: HubModel, load_format: str = "auto", *, offline: bool = False) -> Pulled:

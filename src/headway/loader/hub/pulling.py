@@ -108,20 +108,21 @@ class Pulling:
             )
 
 
-def kept_path(cached: CachedModel, model: HubModel, load_format: str, *, needs_tokenizer: bool) -> Path | None:
-    """The folder or GGUF file of a model that is in the cache whole; `None` if it is not. The cache does not say if
-    a folder of the hub has a tokenizer, so one without counts as whole only if the tokenizer is not needed."""
-    found = kept_choice(cached, model, load_format)
-    if found is None:
-        return None
-    commit, choice = found
-    if needs_tokenizer and not choice.is_gguf and not has_tokenizer(choice.small):
-        return None
-    return model_path(cached, commit, choice)
+@dataclass(frozen=True)
+class KeptModel:
+    """A model in the cache, with all its weights."""
+
+    path: Path
+    """Its folder, or its GGUF file."""
+    commit: str
+    names: tuple[str, ...]
+    """Its files, as far as the cache tells."""
+    has_tokenizer: bool
+    """Whether it has a tokenizer. If not, only the hub can tell whether it should."""
 
 
-def kept_choice(cached: CachedModel, model: HubModel, load_format: str) -> tuple[str, Choice] | None:
-    """The commit and the files of a model whose weights are in the cache."""
+def kept_model(cached: CachedModel, model: HubModel, load_format: str) -> KeptModel | None:
+    """The model in the cache; `None` if its weights are not there, or not all of them."""
     commit = cached.commit(model.revision)
     names = [] if commit is None else cached.names(commit)
     if commit is None or not names:
@@ -131,25 +132,30 @@ def kept_choice(cached: CachedModel, model: HubModel, load_format: str) -> tuple
         weights = choice.weights(cached.snapshot(commit))
     except (CorruptModelError, ModelNotFoundError):
         return None
-    return (commit, choice) if set(weights) <= set(names) else None
+    if not set(weights) <= set(names):
+        return None
+    return KeptModel(
+        path=model_path(cached, commit, choice),
+        commit=commit,
+        names=(*choice.small, *weights),
+        has_tokenizer=choice.is_gguf or has_tokenizer(choice.small),
+    )
 
 
 def check_kept(cached: CachedModel, model: HubModel, load_format: str, show_check: Show) -> Pulled | None:
     """Check the contents of a model in the cache, without asking the hub. `None`: it is not there whole. Raises
     `CorruptModelError` if a file is damaged."""
-    found = kept_choice(cached, model, load_format)
-    if found is None:
+    kept = kept_model(cached, model, load_format)
+    if kept is None:
         return None
-    commit, choice = found
-    names = (*choice.small, *choice.weights(cached.snapshot(commit)))
-    files = [file for name in names if (file := cached.described(commit, name)) is not None]
-    damaged = damaged_files(cached, commit, files, show_check)
+    files = [file for name in kept.names if (file := cached.described(kept.commit, name)) is not None]
+    damaged = damaged_files(cached, kept.commit, files, show_check)
     if damaged:
         raise CorruptModelError(
             f"{', '.join(file.name for file in damaged)} of {model.repo} is damaged in {cached.root}: its content has "
             f"another digest than the hub said. Run '{model.command}' with a network: it fetches such files again"
         )
-    return Pulled(model_path(cached, commit, choice), commit, len(names), sum(file.size for file in files))
+    return Pulled(kept.path, kept.commit, len(kept.names), sum(file.size for file in files))
 
 
 def damaged_files(cached: CachedModel, commit: str, files: Sequence[HubFile], show: Show) -> tuple[HubFile, ...]:
