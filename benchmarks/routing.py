@@ -28,7 +28,7 @@ from headway.config import ModelConfig
 from headway.core import Request
 from headway.core.kv.cache_report import MAX_REPORTED, CacheReport
 from headway.front.router import ROUTERS, Router
-from headway.loader.model_tokenizer import load_model_tokenizer
+from headway.loader.chosen_model import load_model_tokenizer
 from headway.tokenizer import Tokenizer
 from headway_lab.bench.online_metrics import OnlineMetrics
 from headway_lab.sim.calibration import Calibration, Machine

@@ -103,8 +103,19 @@ class ModelConfig:
 
     model: str | None = option(
         None,
-        "Local folder in Hugging Face format, a .gguf file, a hub id, or with --load-format dummy a config.json or the "
-        "name of a built-in shape. Default: the embedded SmolLM2-135M-Instruct.",
+        "Local folder in Hugging Face format, a .gguf file, a hub id such as Qwen/Qwen3-0.6B or, for one GGUF file of "
+        "several, owner/name:Q4_K_M; or with --load-format dummy a config.json or the name of a built-in shape. "
+        "Default: the embedded SmolLM2-135M-Instruct.",
+    )
+    revision: str | None = option(
+        None,
+        "Branch, tag or commit of a model of the hub. Default: main, as the cache has it; 'headway pull' asks for what "
+        "is new.",
+    )
+    offline: bool = option(
+        False,
+        "Use only models that are on this machine already, and fetch nothing. HF_HUB_OFFLINE=1 in the environment does "
+        "the same.",
     )
     tokenizer: str | None = option(None, "Folder or .gguf file to take the tokenizer from. Default: the model itself.")
     chat_template: str | None = option(
@@ -142,6 +153,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_values(self)
+        if self.revision == "":
+            raise ConfigError("revision is empty; name a branch, a tag or a commit, or leave it out.")
         if self.chat_template == "":
             raise ConfigError("chat_template is empty; name a file, or leave it out for the model's own.")
         check_at_least(self, "max_model_len", 2)

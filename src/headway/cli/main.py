@@ -26,8 +26,10 @@ OWN: Commands = {
     "serve": Command(
         "headway.cli.serve", "Serve the model over HTTP, with OpenAI's API and a page to watch the batch."
     ),
+    "pull": Command("headway.cli.pull", "Fetch a model of the Hugging Face hub, or bring it up to date."),
     "plan": Command("headway.cli.plan", "What a model takes in memory, and what it can serve, without loading it."),
     "kv": Command("headway.cli.kv", "Show what a running server's KV memory holds, as numbers and as a map."),
+    "doctor": Command("headway.cli.doctor", "What this machine has, what is slow or wrong, and how to mend it."),
     "demo": Command("headway.cli.demo", "Watch a dozen requests of very different lengths share one batch."),
 }
 LISTED_LAST: Commands = {

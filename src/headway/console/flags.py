@@ -175,7 +175,7 @@ def with_shape_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
     """These options, with the defaults that a built-in shape needs, because it has only random weights."""
     if options.get("model") is None:
         return dict(options)
-    from headway.loader.dummy import BUILTIN_SHAPES
+    from headway.loader.builtin_shapes import BUILTIN_SHAPES
 
     needed = {"load_format": "dummy", "dtype": "bfloat16"} if options["model"] in BUILTIN_SHAPES else {}
     return {**needed, **options}

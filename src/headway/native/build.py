@@ -103,19 +103,13 @@ def build(isa: str | None = None, folder: Path | None = None, *, what: str = "th
     that the wheel has for this CPU; if it has none, and for "native", it is compiled for this very machine. `folder`
     has the sources, by default the kernels'; `what` describes them in the progress display."""
     folder = folder or SOURCE_DIR
-    isa = isa or os.environ.get(ISA_VARIABLE)
-    if isa is None and (shipped := find_shipped(folder)) is not None:
-        return BuildResult(shipped, (), (), compiled=False)
-    isa = isa or "native"
-    if isa != "native" and isa not in _ISA_FLAGS:
-        raise NativeBuildError(f"unknown {ISA_VARIABLE} {isa!r}; valid values are native, {', '.join(_ISA_FLAGS)}")
+    found = find_library(isa, folder)
+    if found is not None:
+        return found
     failures = []
     for compiler in find_compilers():
-        flags = (*COMMON_FLAGS, *_isa_flags(isa, compiler))
-        name = f"headway-native-{_fingerprint(compiler, flags, folder)}.so"
+        flags, name = _name(isa, compiler, folder)
         target, unwritable = _place(name)
-        if is_kept(target):
-            return BuildResult(target, compiler.command, flags, compiled=False)
         started_s = time.perf_counter()
         once = ": this happens once" if unwritable is None else ""
         try:
@@ -141,6 +135,29 @@ def build(isa: str | None = None, folder: Path | None = None, *, what: str = "th
         raise NativeBuildError(f"The CPU kernels need a C compiler, and none was found. {remedy}")
     details = "\n".join(failures)
     raise NativeBuildError(f"The CPU kernels could not be compiled. {remedy}\n{details}")
+
+
+def find_library(isa: str | None = None, folder: Path | None = None) -> BuildResult | None:
+    """The library that `build` returns without compiling: the wheel's, or one that was compiled before. `None` if there
+    is none."""
+    folder = folder or SOURCE_DIR
+    isa = isa or os.environ.get(ISA_VARIABLE)
+    if isa is None and (shipped := find_shipped(folder)) is not None:
+        return BuildResult(shipped, (), (), compiled=False)
+    if isa not in (None, "native", *_ISA_FLAGS):
+        raise NativeBuildError(f"unknown {ISA_VARIABLE} {isa!r}; valid values are native, {', '.join(_ISA_FLAGS)}")
+    for compiler in find_compilers():
+        flags, name = _name(isa, compiler, folder)
+        target, _ = _place(name)
+        if is_kept(target):
+            return BuildResult(target, compiler.command, flags, compiled=False)
+    return None
+
+
+def _name(isa: str | None, compiler: Compiler, folder: Path) -> tuple[tuple[str, ...], str]:
+    """The flags with which a compiler makes a library, and the library's file name."""
+    flags = (*COMMON_FLAGS, *_isa_flags(isa or os.environ.get(ISA_VARIABLE) or "native", compiler))
+    return flags, f"headway-native-{_fingerprint(compiler, flags, folder)}.so"
 
 
 def load_library(path: Path) -> ctypes.CDLL:
@@ -255,12 +272,13 @@ def usable_cpus() -> int:
 
 def cgroup_quota(root: Path = _CGROUP_ROOT, membership: Path = Path("/proc/self/cgroup")) -> float | None:
     """Cores granted by the tightest cgroup limit (version 2 or 1) above this process, or None."""
-    quotas = [_quota_v2(directory) for directory in _own_directories(root, membership)]
+    quotas = [_quota_v2(directory) for directory in own_cgroups(root, membership)]
     quotas.append(_quota_v1(root / "cpu"))
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def _own_directories(root: Path, membership: Path) -> list[Path]:
+def own_cgroups(root: Path = _CGROUP_ROOT, membership: Path = Path("/proc/self/cgroup")) -> list[Path]:
+    """The folders of this process's cgroup and of those above it (version 2)."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:

@@ -24,7 +24,7 @@ from headway.front.roles import Roles
 from headway.front.scaling import ScalingRule
 from headway.front.supervision import Patience
 from headway.installing import install_extra
-from headway.loader.model_tokenizer import load_model_tokenizer
+from headway.loader.chosen_model import load_model_tokenizer
 from headway.predict import AnswerLengths
 from headway.predict.prediction_thread import PredictionThread
 from headway.server.admission.service_classes import ServiceClasses, read_service_classes

@@ -263,7 +263,7 @@ def tokenizer_of(arguments: argparse.Namespace, dataset: Dataset) -> Tokenizer |
     if not needs_one:
         raise ConfigError("--tokenizer is for workloads whose prompts are texts; it has no effect on these.")
     from headway.config import ModelConfig
-    from headway.loader.model_tokenizer import load_model_tokenizer
+    from headway.loader.chosen_model import load_model_tokenizer
 
     return load_model_tokenizer(ModelConfig(tokenizer=path))
 

@@ -164,7 +164,7 @@ def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _embedded_tokenizer() -> Tokenizer:
     from headway.config import ModelConfig
-    from headway.loader.model_tokenizer import load_model_tokenizer
+    from headway.loader.chosen_model import load_model_tokenizer
 
     tokenizer = load_model_tokenizer(ModelConfig())
     assert tokenizer is not None  # the embedded model has one

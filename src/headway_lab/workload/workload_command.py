@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _load_tokenizer(source: str | None) -> Tokenizer:
     from headway.config import ModelConfig
-    from headway.loader.model_tokenizer import load_model_tokenizer
+    from headway.loader.chosen_model import load_model_tokenizer
 
     tokenizer = load_model_tokenizer(ModelConfig(tokenizer=source))
     assert tokenizer is not None  # the embedded model has one

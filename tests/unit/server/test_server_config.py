@@ -14,7 +14,7 @@ from headway.cli import serve
 from headway.cli.every_option import server_flags
 from headway.config import ModelConfig
 from headway.errors import ConfigError, ModelNotFoundError
-from headway.loader.model_tokenizer import load_model_tokenizer
+from headway.loader.chosen_model import load_model_tokenizer
 from headway.server import serving
 from headway.server.server_config import ServerConfig
 from headway.server.serving import model_name, run_server
