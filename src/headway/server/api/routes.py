@@ -352,8 +352,8 @@ class Tokenize:
         else:
             special = request.add_special_tokens is not False
             tokens = await services.prompts.tokenize(request.prompt or "", info, add_special_tokens=special)
-        told = await services.prompts.pieces(tokens) if request.return_token_strs else None
-        await send_json(send, TokenizeResponse(tokens, len(tokens), info.max_model_len, told))
+        pieces = await services.prompts.pieces(tokens) if request.return_token_strs else None
+        await send_json(send, TokenizeResponse(tokens, len(tokens), info.max_model_len, pieces))
 
 
 class Detokenize:
