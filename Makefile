@@ -82,6 +82,7 @@ docs: $(STAMP)/dev ## Write what is generated in docs/ anew from the code, and l
 	$(VENV)/bin/headway options --markdown > docs/options.md
 	$(PY) docs/layers.py
 	$(PY) docs/metrics.py
+	$(PY) docs/server_options.py
 	$(PY) docs/follow_a_step.py
 	$(PY) docs/claims_table.py
 	$(PY) -m tests.structure --lower

@@ -134,7 +134,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default=None, help="default: the embedded model")
     parser.add_argument("--text", type=Path, nargs="+", required=True)
-    parser.add_argument("--formats", nargs="+", default=FORMATS, choices=KV_FORMATS, help="the first is what the others are compared with")
+    parser.add_argument(
+        "--formats",
+        nargs="+",
+        default=FORMATS,
+        choices=KV_FORMATS,
+        help="the first is what the others are compared with",
+    )
     parser.add_argument("--max-tokens", type=int, default=8_000)
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--prompts", type=int, default=24)

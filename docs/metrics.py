@@ -1,7 +1,7 @@
 """Write the table of docs/metrics.md from the declarations of the numbers that an engine counts.
 
-    .venv/bin/python docs/metrics.py            # rewrite the page (`make docs` does it, too)
-    .venv/bin/python docs/metrics.py --check    # exit with 1 if the page is stale
+.venv/bin/python docs/metrics.py            # rewrite the page (`make docs` does it, too)
+.venv/bin/python docs/metrics.py --check    # exit with 1 if the page is stale
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ run_examples = load_script(ROOT / "docs" / "run_examples.py")
 load_script(ROOT / "docs" / "written_part.py")  # which the next one imports
 layers = load_script(ROOT / "docs" / "layers.py")
 metrics = load_script(ROOT / "docs" / "metrics.py")
+server_options = load_script(ROOT / "docs" / "server_options.py")
 PAGES = sorted(
     path
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
@@ -98,12 +99,9 @@ def test_every_number_of_the_readmes_tables_is_in_a_row_of_the_results() -> None
     assert checked > 40
 
 
-def test_the_layers_are_those_of_the_import_contract() -> None:
-    assert layers.PART.is_current(layers.listing()), "run 'make docs'"
-
-
-def test_the_page_of_metrics_lists_what_is_declared() -> None:
-    assert metrics.PART.is_current(metrics.listing()), "run 'make docs'"
+@pytest.mark.parametrize("script", [layers, metrics, server_options], ids=lambda script: script.__name__)
+def test_what_programs_write_is_current(script: ModuleType) -> None:
+    assert script.PART.is_current(script.listing()), "run 'make docs'"
 
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -20,15 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headway.server.api import openapi
 from headway.server.api.api_errors import ApiError, from_exception, from_status, no_such_path, wrong_method
 from headway.server.api.message_errors import MESSAGES_PATH, message_error
-from headway.server.api.routes import (
-    ChatCompletions,
-    Completions,
-    Detokenize,
-    Embeddings,
-    InfoRoutes,
-    KVEvents,
-    Tokenize,
-)
+from headway.server.api.routes import ChatCompletions, Completions, Embeddings, InfoRoutes, KVEvents
+from headway.server.api.tokenizer_routes import Detokenize, Tokenize
 from headway.server.api.translated_routes import CountTokens, InputTokens, Messages, Responses, stored_response
 from headway.server.api.wait_report import EXPOSED_HEADERS
 from headway.server.http.access_control import OPEN_PATHS, ORIGIN_HEADERS, WebPages

@@ -15,8 +15,6 @@ from headway.loader.model_tokenizer import load_model_tokenizer
 from headway.server.server_config import ServerConfig
 from headway.server.serving import model_name
 
-ROOT = Path(__file__).parents[3]
-
 
 def parse(*arguments: str) -> ServerConfig:
     parser = CommandParser(prog="test")
@@ -120,13 +118,6 @@ def test_two_models_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None
 
     assert main(["serve", "a", "--model", "b"]) == 2
     assert "two models" in capsys.readouterr().err
-
-
-def test_docs_list_every_option() -> None:
-    page = (ROOT / "docs" / "server.md").read_text()
-    for spec in serve.server_flags():
-        row = f"| `{spec.flag}` | {spec.default_text} | {spec.help} |"
-        assert row in page, row
 
 
 def test_model_names_are_no_paths(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ MessageContent = TextContent | ThinkingContent | ToolUseContent
 
 
 class MessageUsage(msgspec.Struct):
-    """Counts tokens. Those of the prompt are divided: found in the cache, to be pinned there from now on, and others."""
+    """Counts tokens. Those of the prompt are divided into found in the cache, pinned there from now on, and others."""
 
     input_tokens: int
     output_tokens: int
