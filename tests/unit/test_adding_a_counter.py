@@ -18,8 +18,8 @@ from tests.unit.engine_process.small_engine import create_engine
 from headway.wire.messages import AddRequest
 from tests.unit.server.fake_engine import FakeServer
 
-params = SamplingParams(max_tokens=2)
-asked = [[AddRequest(str(place), [5, 6, 7, place], params)] for place in range(3)]
+params = SamplingParams(max_tokens=1)
+asked = [[AddRequest(str(place), [5, 6, place], params)] for place in range(3)]
 channel = run(asked[0], *[[]] * 4, asked[1], *[[]] * 4, asked[2], *[[]] * 4, engine=create_engine({}))
 stats = channel.batches[-1].stats
 assert stats.prefix_cache.num_copied_tails == stats.as_dict()["num_copied_tails"] == 2
