@@ -15,7 +15,7 @@ from headway.errors import ConfigError
 from headway_lab.bench.environment import device_name
 from headway_lab.bench.replay import check_room, replay
 from headway_lab.claims.claim import Where
-from headway_lab.claims.claim_run import Run
+from headway_lab.claims.run import Run
 from headway_lab.sim import Calibration, simulate
 from headway_lab.sim.calibration_run import DEFAULT_SECONDS, calibrate
 from headway_lab.sim.kv_variant import with_kv_format

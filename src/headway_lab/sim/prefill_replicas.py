@@ -1,9 +1,6 @@
-"""Replicas that only compute prompts, and the links over which their blocks travel.
+"""Simulated replicas that compute prompts for others, and the links over which the blocks of these prompts travel.
 
-A prompt is a request for one token there. Then the request comes to the replica that was chosen for it. The scheduler
-of this replica has the blocks fetched and admits the request when they have arrived: they are copied in, and the rest
-is computed. The link out of a replica sends the blocks of one prompt after those of another, and so does the link into
-one.
+The link out of a replica sends the blocks of one prompt after those of another, and so does the link into one.
 """
 
 from __future__ import annotations
@@ -14,14 +11,11 @@ from dataclasses import dataclass
 
 from headway.core import Request
 from headway.core.step_work import StepWork
-from headway.errors import ConfigError
-from headway.front.roles import PrefillChoice, Roles, computes_elsewhere
+from headway.front.roles import PrefillChoice, computes_elsewhere
 from headway.front.router import Router
-from headway.settings import CacheSettings, SchedulerSettings
+from headway.settings import SchedulerSettings
 from headway_lab.sim.calibration import Machine
 from headway_lab.sim.replica import Replica
-
-_STAGED_SHARE = 4
 
 
 @dataclass(frozen=True)
@@ -35,20 +29,6 @@ class Transfer:
     """When both links were free."""
     to_s: float
     num_blocks: int
-
-
-def num_staged(machine: Machine) -> int:
-    """Slots of host memory for received blocks, if none were calibrated; at least one prompt has room."""
-    return max(machine.num_blocks // _STAGED_SHARE, -(-machine.max_model_len // machine.block_size))
-
-
-def check_roles(roles: Roles, machine: Machine, cache: CacheSettings, num_replicas: int) -> None:
-    if roles.num_replicas != num_replicas:
-        raise ConfigError(f"Roles {roles} are those of {roles.num_replicas} replicas, not of {num_replicas}.")
-    if not cache.shares_prefixes:
-        raise ConfigError("Blocks that come from other replicas are found in the prefix cache: leave it on with roles.")
-    if not machine.bytes_per_block:
-        raise ConfigError("How large a KV block is, and so how long it travels, was not measured: calibrate again.")
 
 
 class PrefillReplicas:
@@ -133,11 +113,3 @@ def _prompt_token_s(machine: Machine, scheduler: SchedulerSettings) -> float:
     """Seconds for a token of a large prompt, which replicas use before their first step."""
     num_tokens = min(scheduler.max_num_batched_tokens, machine.max_model_len)
     return machine.cost.seconds(StepWork(num_tokens, 1, 1, 0, 1, num_tokens * num_tokens / 2)) / num_tokens
-
-
-def prompt_of(request: Request) -> Request:
-    """The prompt alone, as a request for one token."""
-    options = request.options
-    if options.predicted_tokens is not None:
-        options = dataclasses.replace(options, predicted_tokens=1.0)
-    return Request(request.request_id, request.prompt_token_ids, max_tokens=1, options=options)

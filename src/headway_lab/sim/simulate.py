@@ -4,7 +4,9 @@ A replica is the real loop, scheduler and cache on a simulated device, with its 
 is earliest steps next. A request is routed when the clocks of all busy replicas have reached its arrival, so a router
 never sees the future.
 
-With roles, some replicas only compute prompts (`headway_lab.sim.prefill_replicas`).
+With roles, some replicas only compute prompts. A prompt is a request for one token there. Then the request comes to the
+replica that was chosen for it. The scheduler of this replica has the blocks fetched and admits the request when they
+have arrived: they are copied in, and the rest is computed.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from headway.settings import CacheSettings, SchedulerSettings
 from headway_lab.bench.replay import Agenda
 from headway_lab.bench.timelines import BatchSample, RequestTimeline, SampleLog, sample_of
 from headway_lab.sim.calibration import Machine
-from headway_lab.sim.prefill_replicas import PrefillReplicas, Transfer, check_roles, num_staged, prompt_of
+from headway_lab.sim.prefill_replicas import PrefillReplicas, Transfer
 from headway_lab.sim.replica import Replica, Variation
 from headway_lab.sim.setup import check_guesses
 from headway_lab.workload.bench_requests import BenchRequest
@@ -115,8 +117,8 @@ def simulate(
     if roles is None:
         replicas = [make(machine, variation=each) for each in variations]
         return _Cluster(work, replicas, router, progress, max_num_seqs=scheduler.max_num_seqs).run()
-    check_roles(roles, machine, cache, num_replicas)
-    decoding = dataclasses.replace(machine, num_host_slots=max(machine.num_host_slots, num_staged(machine)))
+    _check_roles(roles, machine, cache, num_replicas)
+    decoding = dataclasses.replace(machine, num_host_slots=max(machine.num_host_slots, _num_staged(machine)))
     prefill = [make(machine, variation=each) for each in variations[roles.num_decode :]]
     apart = PrefillReplicas(prefill, roles.num_decode, router, machine, scheduler)
     replicas = [
@@ -125,6 +127,23 @@ def simulate(
     ]
     apart.others = replicas
     return _Cluster(work, replicas, router, progress, max_num_seqs=scheduler.max_num_seqs, prefill=apart).run()
+
+
+_STAGED_SHARE = 4
+
+
+def _num_staged(machine: Machine) -> int:
+    """Slots of host memory for received blocks, if none were calibrated; at least one prompt has room."""
+    return max(machine.num_blocks // _STAGED_SHARE, -(-machine.max_model_len // machine.block_size))
+
+
+def _check_roles(roles: Roles, machine: Machine, cache: CacheSettings, num_replicas: int) -> None:
+    if roles.num_replicas != num_replicas:
+        raise ConfigError(f"Roles {roles} are those of {roles.num_replicas} replicas, not of {num_replicas}.")
+    if not cache.shares_prefixes:
+        raise ConfigError("Blocks that come from other replicas are found in the prefix cache: leave it on with roles.")
+    if not machine.bytes_per_block:
+        raise ConfigError("How large a KV block is, and so how long it travels, was not measured: calibrate again.")
 
 
 _News = tuple[float, int, int, Sequence[CacheReport], Sequence[RequestUpdate]]
@@ -223,7 +242,7 @@ class _Cluster:
         if elsewhere is None:
             self._add(place, request, due_s)
         else:
-            self._add(self._num_serving + elsewhere, prompt_of(request), due_s)
+            self._add(self._num_serving + elsewhere, _prompt_of(request), due_s)
 
     def _add(self, place: int, request: Request, at_s: float) -> None:
         self.result.num_routed[place] += 1
@@ -320,6 +339,14 @@ class _Cluster:
         each = [sample_of(replica.core.scheduler, at_s) for replica in self._replicas]
         num_running, num_waiting = sum(one.num_running for one in each), sum(one.num_waiting for one in each)
         return BatchSample(at_s, num_running, num_waiting, sum(one.kv_used for one in each) / len(each))
+
+
+def _prompt_of(request: Request) -> Request:
+    """The prompt alone, as a request for one token."""
+    options = request.options
+    if options.predicted_tokens is not None:
+        options = dataclasses.replace(options, predicted_tokens=1.0)
+    return Request(request.request_id, request.prompt_token_ids, max_tokens=1, options=options)
 
 
 def _note_batch(result: Simulation, scheduler: Scheduler) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from headway_lab.bench.timelines import RequestTimeline
 from headway_lab.claims.claim import Where
-from headway_lab.claims.claim_run import Run
 from headway_lab.claims.context import Context
+from headway_lab.claims.run import Run
 from headway_lab.claims.scenarios import CLAIMS
 from headway_lab.claims.spread_cells import CONTINUOUS, DYNAMIC, STATIC, Cell, Cells, Served, Sizes
 from headway_lab.claims.testbed import SimulatedTestbed

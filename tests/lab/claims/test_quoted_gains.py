@@ -9,8 +9,8 @@ import pytest
 from headway.errors import ConfigError
 from headway.predict import PromptView, TrafficLog
 from headway_lab.bench.timelines import RequestTimeline
-from headway_lab.claims.claim_run import Run
 from headway_lab.claims.context import Context
+from headway_lab.claims.run import Run
 from headway_lab.claims.scenarios import CLAIMS, predictor_price
 from headway_lab.claims.scenarios.predictor_price import TRAFFIC_LOG
 from headway_lab.claims.scenarios.quoted_gains import answered_s

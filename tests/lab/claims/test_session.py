@@ -18,8 +18,8 @@ from headway_lab.bench.attention_times import AttentionWork, Effort, HeadShape
 from headway_lab.bench.timelines import RequestTimeline
 from headway_lab.claims.claim import Outcome, Where
 from headway_lab.claims.claim_results import On, Session
-from headway_lab.claims.claim_run import Run
 from headway_lab.claims.context import Context, Infeasible, Variant, run_alternating
+from headway_lab.claims.run import Run
 from headway_lab.claims.scenarios import CLAIMS, paging_cost, weight_formats
 from headway_lab.claims.scenarios.paging_cost import Layers, PagingSetup
 from headway_lab.claims.testbed import EngineTestbed, SimulatedTestbed

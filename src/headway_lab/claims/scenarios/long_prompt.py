@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway_lab.claims.claim import Chart, Outcome, change, milliseconds, percent, sentences, times
-from headway_lab.claims.claim_run import Run
 from headway_lab.claims.context import Claim, Context
 from headway_lab.claims.published_workloads import equal
+from headway_lab.claims.run import Run
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headway_lab.claims.claim import Chart, Line, Outcome, change, percent, sentences
-from headway_lab.claims.claim_run import Run
 from headway_lab.claims.context import Claim, Context
+from headway_lab.claims.run import Run
 from headway_lab.claims.scenarios.scheduling_policies import (
     FCFS,
     GROUPED,

@@ -10,7 +10,6 @@ from typing import Any
 from headway_lab.bench.slo_targets import Targets, attainment
 from headway_lab.bench.timelines import RequestTimeline, percentile
 from headway_lab.claims.claim import Chart, Line, Outcome, change, milliseconds, percent, sentences, times
-from headway_lab.claims.claim_run import Run
 from headway_lab.claims.context import Claim, Context
 from headway_lab.claims.published_workloads import (
     PREDICTED,
@@ -23,6 +22,7 @@ from headway_lab.claims.published_workloads import (
     saturation,
     with_options,
 )
+from headway_lab.claims.run import Run
 from headway_lab.workload.bench_requests import BenchRequest
 
 # ---- shortest first by a learned ranking, against order of arrival and against an oracle ----------------------------

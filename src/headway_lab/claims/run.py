@@ -1,4 +1,4 @@
-"""What a testbed measured in one run of a claim's work."""
+"""What running some work on a testbed gave: the timelines of its requests, and numbers that follow from them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from headway_lab.bench.timelines import RequestTimeline
 
 @dataclass(frozen=True)
 class Run:
+    """One run of some work on a testbed."""
+
     timelines: Sequence[RequestTimeline]
     duration_s: float
     waste: Sequence[float] = ()
