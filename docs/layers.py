@@ -57,6 +57,8 @@ PURPOSES = {
     "child_process": "how processes are started",
     "tracing": "spans for profiles",
     "progress": "how far long work is, on stderr",
+    "option_fields": "how an option is declared and checked",
+    "text_files": "small files that an operator names",
     "price": "what tokens cost",
     "installing": "how to install what is missing",
 }

@@ -7,9 +7,10 @@ import dataclasses
 import json
 from dataclasses import asdict, dataclass
 
+from headway.cli.every_option import every_option
 from headway.config import EngineConfig
-from headway.console.flags import FlagSpec, add_flags, chosen, engine_flags, memory_size, with_shape_defaults
-from headway.errors import ConfigError
+from headway.console.flags import FlagSpec, engine_flags, memory_size, with_shape_defaults
+from headway.console.settled_options import add_settled_flags, settle
 from headway.worker.memory_needs import Needs, planned_model
 
 GPU_MEMORIES = (8, 12, 16, 24, 32, 40, 48, 80, 141)
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Memory of the devices to plan for, e.g. 24GiB 80GiB. Default: the usual ones.",
     )
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
-    add_flags(parser, _flags())
+    add_settled_flags(parser, _flags())
 
 
 def _flags() -> list[FlagSpec]:
@@ -44,10 +45,12 @@ def _flags() -> list[FlagSpec]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    options = chosen(arguments, _flags())
-    if arguments.name is not None and options.setdefault("model", arguments.name) != arguments.name:
-        raise ConfigError(f"Two models were named: {arguments.name} and {options['model']}.")
-    config = EngineConfig.from_options(**with_shape_defaults(options))
+    settled = settle(arguments, _flags(), every_option(), model=arguments.name)
+    with settled.naming_sources():
+        config = EngineConfig.from_options(**with_shape_defaults(settled.given()))
+    if arguments.print_config:
+        print(settled.toml(), end="")
+        return 0
     planned = planned_model(config)
     needs, title = planned.needs, planned.title
     sizes = arguments.memory or [gib * _GIB for gib in (GPU_MEMORIES if needs.on_cuda else CPU_MEMORIES)]

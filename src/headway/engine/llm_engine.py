@@ -32,6 +32,7 @@ from headway.sampling_params import SamplingParams
 from headway.structured.compiling import GrammarCompiler
 from headway.structured.guides import Guides
 from headway.tokenizer import Tokenizer
+from headway.tokenizer.own_template import use_chat_template
 from headway.tracing import span
 from headway.worker.memory_plan import MemoryPlan
 from headway.worker.step_costs import planned_costs
@@ -105,6 +106,7 @@ class LLMEngine:
         model = config.model.model or str(embedded_model_path())
         checkpoint = open_checkpoint(model, config.model.load_format, seed=config.model.seed)
         tokenizer = _open_tokenizer(config.model.tokenizer) if config.model.tokenizer else checkpoint.tokenizer()
+        use_chat_template(tokenizer, config.model.chat_template)
         if tokenizer is not None:
             tokenizer.drop_end_tokens_outside(checkpoint.config.vocab_size)
         eos_token_ids = () if tokenizer is None else tokenizer.eos_token_ids

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headway.child_process import show_stacks_on_signal
+from headway.child_process import show_logs, show_stacks_on_signal
 from headway.errors import ConfigError, EngineDeadError, HeadwayError
 from headway.wire.channel import ChannelClosedError, EngineChannel
 from headway.wire.frames import BrokenFrameError
@@ -160,7 +160,7 @@ def _serve(channel: EngineChannel, factory: str, listener: socket.socket | None)
     start = _receive_start(channel)
     if start.cores:
         os.sched_setaffinity(0, start.cores)
-    logging.basicConfig(level=start.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    show_logs(start.log_level, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     pulse = Pulse(channel, interval_s=start.heartbeat_s)
     pulse.start()
     try:

@@ -60,7 +60,9 @@ class Deployment:
                 f"There must be at least one replica, within the limits of scaling, not {self.num_started}."
             )
         needs_reports = self.create_router().needs_digests and (most > 1 or roles is not None)
-        spec = EngineSpec(dict(options or {}), factory, log_level, reports_cache=reports_caches or needs_reports)
+        # Front ends apply the template. Engines get tokens, and may run where there is no such file.
+        engine_options = {name: value for name, value in (options or {}).items() if name != "chat_template"}
+        spec = EngineSpec(engine_options, factory, log_level, reports_cache=reports_caches or needs_reports)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         place = divide if cluster is None else cluster.specs
         if roles is None:

@@ -7,10 +7,18 @@ from pathlib import Path
 from headway.config import ModelConfig
 from headway.errors import ConfigError, ModelNotFoundError
 from headway.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
+from headway.tokenizer.own_template import use_chat_template
 
 
 def load_model_tokenizer(config: ModelConfig) -> Tokenizer | None:
-    """The tokenizer that the engine uses; None for a model that has none (only token ids can be sent then)."""
+    """The tokenizer that the engine uses, with the chat template that the options name, if they name one; None for a
+    model that has none (only token ids can be sent then)."""
+    tokenizer = _load(config)
+    use_chat_template(tokenizer, config.chat_template)
+    return tokenizer
+
+
+def _load(config: ModelConfig) -> Tokenizer | None:
     if config.tokenizer is not None:
         return _from_elsewhere(config.tokenizer)
     if config.model is None:

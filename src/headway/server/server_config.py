@@ -7,19 +7,21 @@ import ipaddress
 import math
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
-from headway.config import check_values, option
 from headway.errors import ConfigError
 from headway.front.roles import Roles
 from headway.front.router import ROUTERS
+from headway.option_fields import check_values, option
 from headway.price import check_price
 from headway.server.admission.queue_shares import TenantLimits
 from headway.structured.reasoning_formats import REASONING_FORMATS
 from headway.structured.tool_call_formats import TOOL_FORMATS
+from headway.text_files import read_small_text
 
 API_KEY_VARIABLE = "HEADWAY_API_KEY"
 """Environment variable with one more API key, which keeps the key out of process lists."""
+
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 _HOST = re.compile(r"[^\s:/\[\]]+|\[[0-9A-Fa-f:.]+\]")
 _ORIGIN = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://({_HOST.pattern})(:\d+)?")
@@ -36,6 +38,7 @@ class ServerConfig:
         "Key that clients must send, as 'Authorization: Bearer KEY', on every route but /health, /ready, /ping. "
         f"${API_KEY_VARIABLE} adds one. Without any, all clients that reach the port may use the server.",
         metavar="KEY",
+        is_secret=True,
     )
     api_key_file: str | None = option(
         None,
@@ -52,6 +55,7 @@ class ServerConfig:
         (),
         "Names of the model in requests, e.g. a b c; the first one is in answers. Default: the name it was loaded by.",
         metavar="NAME",
+        takes_several=True,
     )
     tool_format: str = option(
         "auto",
@@ -191,7 +195,15 @@ class ServerConfig:
         "What one device (a GPU; without one, the machine) costs for an hour, in any currency: the page shows what a "
         "million tokens cost. Default: no prices.",
     )
-    access_log: bool = option(True, "Write one JSON line per request to stdout.")
+    access_log: bool = option(
+        True, "Write one JSON line per request to stdout. Also --request-log.", aliases=("request_log",)
+    )
+    log_level: str = option(
+        "info",
+        "Least level of Headway's messages on stderr, of the front end and of the engines. The lines about start and "
+        "stop, and the access log, have no level.",
+        choices=LOG_LEVELS,
+    )
     otlp_traces_endpoint: str | None = option(
         None,
         "Send a span per completion request to this OpenTelemetry collector, e.g. http://localhost:4318/v1/traces. "
@@ -313,9 +325,9 @@ class ServerConfig:
 
 def _keys_in(path: str) -> list[str]:
     try:
-        lines = Path(path).expanduser().read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"api_key_file cannot be read: {error}.") from error
+        lines = read_small_text(path).splitlines()
+    except ConfigError as error:
+        raise ConfigError(f"api_key_file '{path}': {error}") from None
     keys = [key for line in lines if (key := line.strip()) and not key.startswith("#")]
     if not keys:
         raise ConfigError(f"api_key_file '{path}' has no key in it; write one per line.")

@@ -138,6 +138,7 @@ async def _serve(
     deployment = Deployment(
         options,
         factory=config.engine_factory,
+        log_level=config.log_level.upper(),
         num_replicas=config.replicas,
         scaling=None if config.scaling is None else ScalingRule(*config.scaling),
         router=config.router,

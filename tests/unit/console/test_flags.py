@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headway.cli import main, reference
-from headway.cli.serve import server_flags
+from headway.cli.every_option import server_flags
 from headway.config import EngineConfig, iter_options
 from headway.console.commands import Command, CommandGroup
 from headway.console.flags import CommandParser, add_flags, chosen, engine_flags, sampling_flags

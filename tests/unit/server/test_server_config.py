@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from headway.cli import serve
 from headway.config import ModelConfig
-from headway.console.flags import CommandParser, chosen
 from headway.errors import ConfigError, ModelNotFoundError
 from headway.loader.model_tokenizer import load_model_tokenizer
+from headway.server import serving
 from headway.server.server_config import ServerConfig
 from headway.server.serving import model_name
+from tests.unit.console.settling import settled
 
 
 def parse(*arguments: str) -> ServerConfig:
-    parser = CommandParser(prog="test")
-    serve.add_arguments(parser)
-    return serve.server_config(chosen(parser.parse(list(arguments)), serve.server_flags()))
+    return serve.server_config(settled(*arguments, environment=os.environ))
 
 
 def test_local_by_default() -> None:
@@ -45,6 +45,9 @@ def test_flags(monkeypatch: pytest.MonkeyPatch) -> None:
         access_log=False,
     )
     assert parse() == ServerConfig()
+    assert not parse("--no-request-log").access_log
+    limits = parse("--max-waiting-per-tenant", "5", "--max-running-per-tenant", "0", "--price-per-hour", "2.5")
+    assert (limits.max_waiting_per_tenant, limits.max_running_per_tenant, limits.price_per_hour) == (5, 0, 2.5)
     assert parse("--roles", "prefill=1,decode=2").roles == "prefill=1,decode=2"
     assert ServerConfig(roles="prefill=1,decode=2", replicas=3).scaling is None
 
@@ -75,12 +78,18 @@ def test_keys_that_others_can_read_are_warned_of(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("one")
     file.chmod(0o600)
-    assert serve.key_warnings({}) == serve.key_warnings({"api_key_file": str(file)}) == []
-    (line,) = serve.key_warnings({"api_key": ["one"]})
+    assert serve.key_warnings(settled()) == serve.key_warnings(settled("--api-key-file", str(file))) == []
+    (line,) = serve.key_warnings(settled("--api-key", "one"))
     assert "list of processes" in line and "--api-key-file or $HEADWAY_API_KEY" in line
     file.chmod(0o644)
-    (line,) = serve.key_warnings({"api_key_file": str(file)})
+    (line,) = serve.key_warnings(settled("--api-key-file", str(file)))
     assert "can read the keys" in line and "chmod 600" in line
+    options = tmp_path / "headway.toml"
+    options.write_text("port = 1")
+    assert serve.key_warnings(settled(file=options)) == [], "it has no key"
+    options.write_text("api_key = 'one'")
+    (line,) = serve.key_warnings(settled(file=options))
+    assert f"can read the keys in '{options}'" in line
 
 
 WRONG_TYPES = [{"host": 5}, {"port": "8000"}, {"api_key": "secret"}, {"queue_ttl_s": "5"}, {"served_model_name": [1]}]
@@ -111,6 +120,21 @@ ROLES, TWO = "prefill=P,decode=D", {"roles": "prefill=1,decode=1"}
 def test_wrong_options(options: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         ServerConfig(**options)
+
+
+def test_engines_log_from_the_level_of_the_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def refuse(*_: object, log_level: str, **__: object) -> NoReturn:
+        asked.append(log_level)
+        raise ConfigError("no engine here")
+
+    monkeypatch.setattr(serving, "Deployment", refuse)
+    with pytest.raises(ConfigError, match="no engine here"):
+        serving.run_server(ServerConfig(port=0, log_level="error"), {}, lambda line: None)
+    assert asked == ["ERROR"]
+    with pytest.raises(ConfigError, match="^log_level must be one of debug, info"):
+        ServerConfig(log_level="ERROR")
 
 
 def test_two_models_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None:
