@@ -11,7 +11,7 @@ from pathlib import Path
 
 from written_part import WrittenPart
 
-from headway.cli.serve import server_flags
+from headway.cli.every_option import server_flags
 
 PART = WrittenPart(
     Path(__file__).resolve().parent / "server.md",
