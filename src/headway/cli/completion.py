@@ -55,7 +55,7 @@ def _parser_of_all(known: Commands) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_commands(parser: argparse.ArgumentParser, known: Commands) -> None:
+def _add_commands(parser: CommandParser, known: Commands) -> None:
     below = parser.add_subparsers(metavar="COMMAND")
     for name, command in known.items():
         one: CommandParser = below.add_parser(name, help=_literal(command.summary), description=command.summary)
