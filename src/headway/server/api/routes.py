@@ -325,5 +325,3 @@ class InfoRoutes:
             max_model_len=info.max_model_len if info else None,
             root=self._services.model_name,
         )
-
-
