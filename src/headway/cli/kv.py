@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from headway.cli.kv_state import KVState
 
-MAP_PATIENCE_S = 3.0
+MAP_PATIENCE_S = 10.0
 """How long to wait for the map, which follows the first frame in a separate one, later if a step is long."""
 LEAST_INTERVAL_S = 0.1
 
