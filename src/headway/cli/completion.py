@@ -56,7 +56,7 @@ def _parser_of_all(known: Commands) -> CommandParser:
 
 
 def _add_commands(parser: CommandParser, known: Commands) -> None:
-    below = parser.add_subparsers(metavar="COMMAND")
+    below = parser.add_subparsers(metavar="COMMAND", parser_class=CommandParser)
     for name, command in known.items():
         one = below.add_parser(name, help=_literal(command.summary), description=command.summary)
         if isinstance(command, CommandGroup):
