@@ -10,11 +10,14 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 from headway import __version__
 from headway.console.commands import ENTRY_POINTS, Command, CommandGroup, Commands
 from headway.errors import HeadwayError
-from headway.server.parent_link import FRONT_END_VARIABLE
+
+if TYPE_CHECKING:
+    from headway.cli.serve_parent import Parent
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
@@ -61,11 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     serve` on the command line becomes the parent of a process that runs it."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        if argv is None and arguments[:1] == ["serve"] and FRONT_END_VARIABLE not in os.environ:
-            from headway.child_process import python_command
-            from headway.cli.serve_parent import Parent
-
-            return Parent(python_command("headway", *arguments)).run()
+        if argv is None and arguments[:1] == ["serve"] and (parent := _parent(arguments)) is not None:
+            return parent.run()
         return _dispatch(arguments)
     except HeadwayError as error:
         if os.environ.get("HEADWAY_DEBUG") == "1":
@@ -80,6 +80,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has closed it. Redirect stdout, or Python prints another error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
+
+
+def _parent(arguments: list[str]) -> Parent | None:
+    """The parent of a process that runs these arguments; `None` in that process."""
+    from headway.server.parent_link import FRONT_END_VARIABLE
+
+    if FRONT_END_VARIABLE in os.environ:
+        return None
+    from headway.child_process import python_command
+    from headway.cli.serve_parent import Parent
+
+    return Parent(python_command("headway", *arguments))
 
 
 def _dispatch(
