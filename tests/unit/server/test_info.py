@@ -294,7 +294,7 @@ def test_a_recent_share_is_that_of_the_last_minute() -> None:
 
 
 def test_openapi_describes_every_route_and_nothing_else() -> None:
-    server = FakeServer(kv_events=True)
+    server = FakeServer(kv_events=True, enable_admin_routes=True)
     document = server.call("GET", "/openapi.json").json()
     assert document["openapi"] == "3.1.0"
     for path, methods in document["paths"].items():

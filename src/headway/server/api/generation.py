@@ -74,6 +74,7 @@ class Generation:
         self._options = dataclasses.replace(job.options, cache_salt=salt, tenant=tenant)
         record.user = job.options.tenant or None
         record.stream = job.stream
+        record.params = job.params
         record.num_prompt_tokens = job.num_prompt_tokens
 
     @property
