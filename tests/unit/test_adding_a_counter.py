@@ -1,5 +1,5 @@
-"""The example of docs/adding_a_counter.md, made in a copy of the source: one file is edited, and the number is in `/metrics`,
-for all replicas together, and in the live page's data."""
+"""The example of docs/adding_a_counter.md, made in a copy of the source: one file is edited, and the number is in
+`/metrics`, for all replicas together, and in the live page's data."""
 
 from __future__ import annotations
 
