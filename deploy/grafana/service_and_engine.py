@@ -64,7 +64,7 @@ class Board:
 
 SELECTED = 'instance=~"$instance", model_name=~"$model"'
 SERVER = 'instance=~"$instance"'
-REAL_ROUTES = f'{SERVER}, route!~"/health|/ready|/ping|/metrics|/live|/load"'
+REAL_ROUTES = f'{SERVER}, route!~"/health|/ready|/ping|/v2/health/.*|/metrics|/live|/load"'
 
 
 def total(name: str) -> str:

@@ -86,7 +86,7 @@ def _stopped_engine(server: ServerProcess) -> Iterator[None]:
     """Stop the engine in the middle of answers."""
     pid = server.engine_pid
     with asking(server.url, 4, SHORT_PROMPT):
-        wait_for(lambda: server.gauges()["num_requests_running"] > 0, "requests run", 30)
+        wait_for(lambda: server.gauges()["num_requests_running"] > 0, "requests run", PATIENCE_S)
         os.kill(pid, signal.SIGSTOP)
         try:
             yield
@@ -161,7 +161,7 @@ def play(scenario: Scenario, prometheus: Prometheus, port: int) -> None:
     awaited = set(scenario.alerts)
     with running_server(*options, environment=environment) as server:
         wait_for(lambda: not awaited & prometheus.firing(), "the alerts are quiet at first", PATIENCE_S)
-        wait_for(lambda: bool(prometheus.query("up == 1")), "Prometheus sees the server", 30)
+        wait_for(lambda: bool(prometheus.query("up == 1")), "Prometheus sees the server", PATIENCE_S)
         time.sleep(2)  # two scrapes: `increase` needs a value from before
         began_s = time.monotonic()
         with scenario.cause(server):
@@ -182,7 +182,7 @@ def run(names: list[str], factor: float = FACTOR) -> int:
         tempfile.TemporaryDirectory() as folder,
         running_prometheus(Path(folder), target=f"127.0.0.1:{port}", rules=rules) as prometheus,
     ):
-        wait_for(lambda: bool(prometheus.alert_names()), "Prometheus has read the rules", 30)
+        wait_for(lambda: bool(prometheus.alert_names()), "Prometheus has read the rules", PATIENCE_S)
         covered = {alert for scenario in SCENARIOS.values() for alert in scenario.alerts}
         if missing := prometheus.alert_names() - covered - NOT_DRILLED:
             print(f"No scenario causes {', '.join(sorted(missing))}.")

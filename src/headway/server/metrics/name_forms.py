@@ -35,8 +35,13 @@ SAME_NAMES = frozenset(
 """Families that vLLM has under the same name with the same meaning."""
 OTHER_NAMES = {"prefix_cache_saved_tokens": "prompt_tokens_cached"}
 """Families that vLLM has with the same meaning under another name."""
-PROBES = frozenset({"/health", "/ready", "/ping", "/load", "/metrics", "/version", "/server_info"})
-"""Routes that vLLM leaves out of its HTTP metrics."""
+PROBES = frozenset(
+    {
+        *("/health", "/ready", "/ping", "/v2/health/live", "/v2/health/ready"),
+        *("/load", "/metrics", "/version", "/server_info"),
+    }
+)
+"""Routes that are left out of HTTP metrics: those that vLLM leaves out, and more probes."""
 
 
 def headway_names(families: list[Metric]) -> Iterator[Metric]:
