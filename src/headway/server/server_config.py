@@ -187,8 +187,10 @@ class ServerConfig:
         "server that only this machine can reach goes by localhost, 127.0.0.1, ::1 and --host, others by any name.",
         metavar="NAME",
     )
-    ssl_certfile: str | None = option(None, "TLS certificate (PEM, with its chain). Needs --ssl-keyfile.")
-    ssl_keyfile: str | None = option(None, "TLS private key (PEM).")
+    ssl_certfile: str | None = option(
+        None, "TLS certificate (PEM, with its chain). Needs --ssl-keyfile.", metavar="FILE"
+    )
+    ssl_keyfile: str | None = option(None, "TLS private key (PEM).", metavar="FILE")
     price_per_hour: float | None = option(
         None,
         "What one device (a GPU; without one, the machine) costs for an hour, in any currency: the page shows what a "

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from headway_lab.claims import find_claims
+    from headway_lab.claims.scenarios import find_claims
 
     claims = find_claims(arguments.names)
     if arguments.list:
