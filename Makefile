@@ -81,6 +81,7 @@ bench-gpu: $(STAMP)/run ## Measure the engine on an NVIDIA GPU; MODEL=llama31-8b
 docs: $(STAMP)/dev ## Write what is generated in docs/ and deploy/ anew, and lower the limits of tests/structure.py
 	$(VENV)/bin/headway options --markdown > docs/options.md
 	$(PY) docs/layers.py
+	$(PY) docs/server_options.py
 	$(PY) docs/follow_a_step.py
 	$(PY) docs/claims_table.py
 	$(PY) docs/metrics_table.py

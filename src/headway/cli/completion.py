@@ -47,7 +47,7 @@ def completion_script(shell: str) -> str:
     return shtab.complete(_parser_of_all(commands()), shell)
 
 
-def _parser_of_all(known: Commands) -> argparse.ArgumentParser:
+def _parser_of_all(known: Commands) -> CommandParser:
     """One parser with every command as a sub-command."""
     parser = CommandParser(prog="headway", description="An LLM engine with continuous batching.")
     parser.add_argument("-V", "--version", action="store_true", help="Print the version.")
@@ -55,10 +55,10 @@ def _parser_of_all(known: Commands) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_commands(parser: argparse.ArgumentParser, known: Commands) -> None:
-    below = parser.add_subparsers(metavar="COMMAND")
+def _add_commands(parser: CommandParser, known: Commands) -> None:
+    below = parser.add_subparsers(metavar="COMMAND", parser_class=CommandParser)
     for name, command in known.items():
-        one: CommandParser = below.add_parser(name, help=_literal(command.summary), description=command.summary)
+        one = below.add_parser(name, help=_literal(command.summary), description=command.summary)
         if isinstance(command, CommandGroup):
             _add_commands(one, command.commands)
         else:

@@ -80,7 +80,7 @@ def _first_whole(found: Iterator[KVState]) -> KVState:
         if state.cells is not None or time.monotonic() >= give_up_s:
             return state
     if state is None:
-        raise ServerUnreachableError("The server ended the stream before it told anything; it may be stopping.")
+        raise ServerUnreachableError("The server ended the stream before it sent anything; it may be stopping.")
     return state
 
 

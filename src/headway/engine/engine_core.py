@@ -89,7 +89,7 @@ class EngineCore:
         self.scheduler.add_request(request, now_s=self._now())
 
     def forecast(self, request: Request) -> Forecast | None:
-        """Return what to expect of a request that is about to be added; `None` if that cannot be told."""
+        """Return what to expect of a request that is about to be added; `None` if that is not known."""
         if not self.scheduler.has_unfinished_requests:
             self.drain()  # what these steps would have taken is not waited for
         return self.scheduler.forecaster.forecast(request, now_s=self._now())

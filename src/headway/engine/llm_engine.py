@@ -143,7 +143,7 @@ class LLMEngine:
         self.submit_all([request], stream=stream)
 
     def forecast(self, request: PreparedRequest) -> Forecast | None:
-        """Return what to expect of a prepared request that is about to be submitted; `None` if that cannot be told.
+        """Return what to expect of a prepared request that is about to be submitted; `None` if that is not known.
         For a request with several completions it is the forecast of the first of them."""
         return self.core.forecast(request.children[0])
 

@@ -137,7 +137,7 @@ def create_engine(options: dict[str, Any]) -> LLMEngine:
     config = EngineConfig.from_options(**options)
     begun_s = time.monotonic()
     from headway.engine.llm_engine import LLMEngine
-    from headway.executor.local import LocalExecutor  # noqa: F401  (brings torch, so that its time is told apart)
+    from headway.executor.local import LocalExecutor  # noqa: F401  (imports torch: its time is measured alone)
 
     imported_s = time.monotonic()
     logger.info("libraries imported in %.1f s", imported_s - begun_s)

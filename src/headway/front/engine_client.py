@@ -160,8 +160,8 @@ class EngineClient:
 
     @property
     def stats(self) -> EngineStats:
-        """Statistics of all replicas together, as of the last step. Counters continue over restarts. A prompt computed
-        by a prefill replica counts only in the replica that answers."""
+        """Statistics of all replicas together, as of the last step. Counters continue over restarts. A prompt that
+        one replica computes for another counts only in the one that answers."""
         if len(self.replicas) == 1:
             return self.replicas[0].stats
         return summed(

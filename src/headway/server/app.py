@@ -25,14 +25,8 @@ from headway.server.api.gateway_headers import DROPPED_REASON, dropped_reason
 from headway.server.api.gateway_routes import Invocations, KServeRoutes
 from headway.server.api.kv_event_stream import KVEvents
 from headway.server.api.message_errors import MESSAGES_PATH, message_error
-from headway.server.api.routes import (
-    ChatCompletions,
-    Completions,
-    Detokenize,
-    Embeddings,
-    InfoRoutes,
-    Tokenize,
-)
+from headway.server.api.routes import ChatCompletions, Completions, Embeddings, InfoRoutes
+from headway.server.api.tokenizer_routes import Detokenize, Tokenize
 from headway.server.api.translated_routes import CountTokens, InputTokens, Messages, Responses, stored_response
 from headway.server.api.wait_report import EXPOSED_HEADERS
 from headway.server.http.access_control import OPEN_PATHS, ORIGIN_HEADERS, WebPages

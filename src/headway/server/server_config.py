@@ -128,12 +128,12 @@ class ServerConfig:
     )
     engine_hang_timeout_s: float = option(
         10.0,
-        "An engine process that has given no sign of life for so long is killed and started again. /health is 503 "
+        "An engine process that has given no sign of life for this long is killed and started again. /health is 503 "
         "after 3 seconds of silence. 0: never.",
     )
     front_end_hang_timeout_s: float = option(
         30.0,
-        "A front end whose event loop stands still for so long writes its stacks to stderr, is killed, and is started "
+        "A front end whose event loop stands still for this long writes its stacks to stderr, is killed, and started "
         "again by its parent process. 0: never.",
     )
     replicas: int = option(
@@ -145,7 +145,8 @@ class ServerConfig:
     )
     roles: str | None = option(
         None,
-        "Prefill and decode apart, e.g. prefill=1,decode=2: so many engine processes in place of --replicas. Those of "
+        "Prefill and decode apart, e.g. prefill=1,decode=2: the number of engine processes of each kind, in place of "
+        "--replicas. Those of "
         "the first kind compute prompts where that makes others wait less, and send KV blocks to those that answer.",
         metavar="ROLES",
     )
@@ -198,7 +199,7 @@ class ServerConfig:
     allowed_host: tuple[str, ...] = option(
         (),
         "Name, without a port, by which clients may call the server (their Host header); * for any. Without it, a "
-        "server that only this machine can reach goes by localhost, 127.0.0.1, ::1 and --host, others by any name.",
+        "server that only this machine can reach answers to localhost, 127.0.0.1, ::1 and --host, others to any name.",
         metavar="NAME",
     )
     ssl_certfile: str | None = option(
@@ -290,7 +291,7 @@ class ServerConfig:
                 f"otlp_traces_endpoint must be an http:// or https:// URL, not {self.otlp_traces_endpoint!r}."
             )
         if self.cache_salt_by_key and not self.api_key:
-            raise ConfigError("cache_salt_by_key tells requests apart by their API key; give an api_key.")
+            raise ConfigError("cache_salt_by_key distinguishes requests by their API key; give an api_key.")
 
     def _check_roles(self, roles: Roles) -> None:
         if self.replicas not in (1, roles.num_replicas):

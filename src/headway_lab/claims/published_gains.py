@@ -110,7 +110,16 @@ GAINS: Sequence[PublishedNumber] = (
         "Over a naive loop that generates one by one",
         "vLLM 24× transformers; a whole stack 3–5× a naive PyTorch loop",
         "vLLM's announcement (2023), LLaMA-13B on an A100; articles, H100",
-        (Reading("naive-loop", low=3, high=24),),
+        (
+            Reading(
+                "naive-loop",
+                "Headway, continuous batching",
+                "output tokens/s",
+                "transformers, one at a time",
+                low=3,
+                high=24,
+            ),
+        ),
     ),
     PublishedNumber(
         7,

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 import pytest
 
 from headway.cli import serve
-from headway.cli.every_option import server_flags
 from headway.config import ModelConfig
 from headway.errors import ConfigError, ModelNotFoundError
 from headway.loader.chosen_model import load_model_tokenizer
@@ -19,8 +18,6 @@ from headway.server import serving
 from headway.server.server_config import ServerConfig
 from headway.server.serving import model_name, run_server
 from tests.unit.console.settling import settled
-
-ROOT = Path(__file__).parents[3]
 
 
 def parse(*arguments: str) -> ServerConfig:
@@ -147,13 +144,6 @@ def test_two_models_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None
 
     assert main(["serve", "a", "--model", "b"]) == 2
     assert "two models" in capsys.readouterr().err
-
-
-def test_docs_list_every_option() -> None:
-    page = (ROOT / "docs" / "server.md").read_text()
-    for spec in server_flags():
-        row = f"| `{spec.flag}` | {spec.default_text} | {spec.help} |"
-        assert row in page, row
 
 
 def test_model_names_are_no_paths(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ for other requests.
     KVCacheManager   block tables and promises
     PrefixSharing    puts blocks of requests into the prefix cache, and finds shared blocks there
     DeviceBlocks     which blocks are free, in use, or idle
-    TieredCache      blocks in host memory, on disk or at other replicas
+    TieredCache      blocks that are not on the device
 """
 
 from __future__ import annotations
