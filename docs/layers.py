@@ -23,6 +23,7 @@ PART = WrittenPart(
 PURPOSES = {
     "__main__": "python -m headway",
     "cli": "one module per command",
+    "doctor": "what a machine has, and what is wrong with it",
     "console": "what commands share: flags, tables, files, profiles",
     "server": "HTTP front end and page",
     "front": "engine processes: routing, supervision, resumption",

@@ -38,6 +38,8 @@ SKIPPED = (
     (r"h200\.json|--data-dir|trace\.csv|draw_trace\.py", "needs a GPU's files, or data that is not shipped"),
     (r"^\. \.venv|^pip install", "sets up the reader's environment"),
     (r"githubusercontent", "fetches data"),
+    (r"^(ARGS=\S+ (\S+ )*)?(docker|helm|kubectl) ", "needs a container engine or a cluster"),
+    (r"Qwen/", "fetches a model of the Hugging Face hub"),
     (r"127\.0\.0\.1:8080", "needs another server"),
     (r"--scheduling-policy spf|class SPF|PolicyView|spf", "part of the policy that the reader writes on that page"),
     (r"after-1\.json", "needs results of the reader's own runs"),

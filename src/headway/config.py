@@ -103,8 +103,19 @@ class ModelConfig:
 
     model: str | None = option(
         None,
-        "Local folder in Hugging Face format, a .gguf file, a hub id, or with --load-format dummy a config.json or the "
-        "name of a built-in shape. Default: the embedded SmolLM2-135M-Instruct.",
+        "Local folder in Hugging Face format, a .gguf file, a hub id such as Qwen/Qwen3-0.6B or, for one GGUF file of "
+        "several, owner/name:Q4_K_M; or with --load-format dummy a config.json or the name of a built-in shape. "
+        "Default: the embedded SmolLM2-135M-Instruct.",
+    )
+    revision: str | None = option(
+        None,
+        "Branch, tag or commit of a model of the hub. Default: main, as the cache has it; 'headway pull' asks for what "
+        "is new.",
+    )
+    offline: bool = option(
+        False,
+        "Use only models that are on this machine already, and fetch nothing. HF_HUB_OFFLINE=1 in the environment does "
+        "the same.",
     )
     tokenizer: str | None = option(None, "Folder or .gguf file to take the tokenizer from. Default: the model itself.")
     chat_template: str | None = option(
@@ -142,6 +153,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_values(self)
+        if self.revision == "":
+            raise ConfigError("revision is empty; name a branch, a tag or a commit, or leave it out.")
         if self.chat_template == "":
             raise ConfigError("chat_template is empty; name a file, or leave it out for the model's own.")
         check_at_least(self, "max_model_len", 2)
@@ -264,8 +277,8 @@ class SchedulerConfig:
         None,
         "Time between two tokens of a request, in milliseconds, that 99 of 100 tokens should keep: prompts are "
         "computed beside requests that generate in chunks that fit, as far as earlier steps tell; in a backlog up to "
-        "2.5 times that. 0: none; steps are as long as they gain throughput. Default: 20 on CUDA, 0 on CPU; 1000 where "
-        "nobody reads along: the class LLM, offline benchmarks.",
+        "2.5 times that. 0: none; steps are as long as they gain throughput. Default: 20 on CUDA, 0 on CPU; 1000 for "
+        "offline work: the class LLM, offline benchmarks.",
         metavar="MS",
     )
     max_chunk_tokens: int | None = option(
@@ -306,13 +319,13 @@ class SchedulerConfig:
     starvation_ms: float = option(
         300.0,
         "A request that a policy lets others pass is lifted to the front of the queue when it has waited "
-        "starvation_stretch times as long as it would have in order of arrival, and so many milliseconds more. 0: "
+        "starvation_stretch times as long as it would have in order of arrival, and this many milliseconds more. 0: "
         "never.",
         metavar="MS",
     )
     starvation_stretch: float = option(10.0, "See starvation_ms.")
     max_preemptions: int = option(
-        4, "A request that has been preempted so often gives way only if all others have been, too."
+        4, "A request that was preempted this many times is preempted again only if all others were, too."
     )
     max_head_skips: int = option(
         64,
@@ -337,7 +350,7 @@ class SchedulerConfig:
     spec_synthetic_acceptance: float = option(
         0.0,
         "For benchmarks, since answers become nonsense: guesses are made up and accepted at random; a request with "
-        "max_draft_tokens of them gets so many tokens a step, in the mean. 0: real guesses.",
+        "max_draft_tokens of them gets this many tokens a step on average. 0: real guesses.",
     )
 
     def __post_init__(self) -> None:
@@ -521,7 +534,7 @@ class EngineConfig:
             raise ConfigError("disk_cache keeps whole blocks, and with collectives 'none' there is one rank's part.")
         if self.scheduler.scheduling_policy == "ltr" and not self.prediction.is_learned:
             raise ConfigError(
-                "scheduling_policy 'ltr' goes by a learned ranking, and length_predictor is "
+                "scheduling_policy 'ltr' needs a learned ranking, and length_predictor is "
                 f"'{self.prediction.length_predictor}', not a file. To make one, run for a while with traffic_log "
                 "traffic.jsonl, then 'headway train-predictor traffic.jsonl -o lengths.model', and give "
                 "length_predictor lengths.model. Policy 'sjf' works without."

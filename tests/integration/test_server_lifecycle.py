@@ -32,7 +32,8 @@ IDLE_SHARE = 0.1
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     timeouts = ("--engine-hang-timeout-s", "6", "--front-end-hang-timeout-s", "2", "--drain-timeout-s", "1")
-    with running_server(*timeouts, "--no-access-log", "--engine-factory", FACTORY) as running:
+    names = ("--metrics-prefix", "headway,vllm")  # of both, no counter may fall
+    with running_server(*timeouts, *names, "--no-access-log", "--engine-factory", FACTORY) as running:
         yield running
 
 

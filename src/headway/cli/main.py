@@ -10,10 +10,14 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
+from headway import __version__
 from headway.console.commands import ENTRY_POINTS, Command, CommandGroup, Commands
 from headway.errors import HeadwayError
-from headway.server.parent_link import FRONT_END_VARIABLE
+
+if TYPE_CHECKING:
+    from headway.cli.serve_parent import Parent
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
@@ -25,12 +29,15 @@ OWN: Commands = {
     "serve": Command(
         "headway.cli.serve", "Serve the model over HTTP, with OpenAI's API and a page to watch the batch."
     ),
+    "pull": Command("headway.cli.pull", "Fetch a model of the Hugging Face hub, or bring it up to date."),
     "plan": Command("headway.cli.plan", "What a model takes in memory, and what it can serve, without loading it."),
     "kv": Command("headway.cli.kv", "Show what a running server's KV memory holds, as numbers and as a map."),
+    "doctor": Command("headway.cli.doctor", "What this machine has, what is slow or wrong, and how to mend it."),
     "demo": Command("headway.cli.demo", "Watch a dozen requests of very different lengths share one batch."),
 }
 LISTED_LAST: Commands = {
     "options": Command("headway.cli.reference", "List every option of the engine and of sampling."),
+    "completion": Command("headway.cli.completion", "Print a script that completes commands in bash, zsh or fish."),
     "version": Command("headway.cli.version", "Print the version and what this machine offers."),
 }
 
@@ -57,11 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     serve` on the command line becomes the parent of a process that runs it."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        if argv is None and arguments[:1] == ["serve"] and FRONT_END_VARIABLE not in os.environ:
-            from headway.child_process import python_command
-            from headway.cli.serve_parent import Parent
-
-            return Parent(python_command("headway", *arguments)).run()
+        if argv is None and arguments[:1] == ["serve"] and (parent := _parent(arguments)) is not None:
+            return parent.run()
         return _dispatch(arguments)
     except HeadwayError as error:
         if os.environ.get("HEADWAY_DEBUG") == "1":
@@ -78,6 +82,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
 
 
+def _parent(arguments: list[str]) -> Parent | None:
+    """The parent of a process that runs these arguments; `None` in that process."""
+    from headway.server.parent_link import FRONT_END_VARIABLE
+
+    if FRONT_END_VARIABLE in os.environ:
+        return None
+    from headway.child_process import python_command
+    from headway.cli.serve_parent import Parent
+
+    return Parent(python_command("headway", *arguments))
+
+
 def _dispatch(
     arguments: list[str],
     group: CommandGroup | None = None,
@@ -85,7 +101,8 @@ def _dispatch(
 ) -> int:
     first = arguments[0] if arguments else "--help"
     if first in ("-V", "--version") and group is None:
-        first = "version"
+        print(f"headway {__version__}")
+        return 0
     known = group.commands if group is not None else OWN if first in OWN else commands()
     if first in ("-h", "--help", "help"):
         print(_overview(known, prog, "An LLM engine with continuous batching." if group is None else group.summary))

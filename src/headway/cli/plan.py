@@ -11,7 +11,7 @@ from headway.cli.every_option import every_option
 from headway.config import EngineConfig
 from headway.console.flags import FlagSpec, engine_flags, memory_size, with_shape_defaults
 from headway.console.settled_options import add_settled_flags, settle
-from headway.worker.memory_needs import Needs, planned_model
+from headway.worker.memory_needs import MODEL_OPTIONS, Needs, planned_model
 
 GPU_MEMORIES = (8, 12, 16, 24, 32, 40, 48, 80, 141)
 CPU_MEMORIES = (2, 4, 8, 16, 32, 64)
@@ -19,12 +19,6 @@ CPU_MEMORIES = (2, 4, 8, 16, 32, 64)
 SHORT_REQUEST = 4096
 """The length in tokens of a typical request, shown besides the longest."""
 _GIB = 2**30
-_OPTIONS = (
-    "model", "draft_model", "load_format", "dtype", "quantization", "max_model_len", "gpu_memory_utilization",
-    "kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens", "speculation", "max_draft_tokens", "device",
-    "tensor_parallel_size",
-)  # fmt: skip
-"""The engine options that a plan depends on."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _flags() -> list[FlagSpec]:
-    return [dataclasses.replace(spec, is_engines=False) for spec in engine_flags() if spec.name in _OPTIONS]
+    return [dataclasses.replace(spec, is_engines=False) for spec in engine_flags() if spec.name in MODEL_OPTIONS]
 
 
 def run(arguments: argparse.Namespace) -> int:

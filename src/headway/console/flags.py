@@ -175,7 +175,7 @@ def with_shape_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
     """These options, with the defaults that a built-in shape needs, because it has only random weights."""
     if options.get("model") is None:
         return dict(options)
-    from headway.loader.dummy import BUILTIN_SHAPES
+    from headway.loader.builtin_shapes import BUILTIN_SHAPES
 
     needed = {"load_format": "dummy", "dtype": "bfloat16"} if options["model"] in BUILTIN_SHAPES else {}
     return {**needed, **options}
@@ -213,11 +213,10 @@ class CommandParser(argparse.ArgumentParser):
         self._only_in_help_all.append((action, action.help))
         action.help = argparse.SUPPRESS
 
-    def print_help_all(self) -> None:
-        """Print the help with every option."""
+    def show_all(self) -> None:
+        """Show every option, as `--help-all` does."""
         for action, text in self._only_in_help_all:
             action.help = text
-        self.print_help()
 
     def parse(self, arguments: list[str]) -> argparse.Namespace:
         """Parse, options and positionals in any order. An unknown option ends the process with code 2."""
@@ -256,8 +255,22 @@ class _HelpAll(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         assert isinstance(parser, CommandParser)
-        parser.print_help_all()
+        parser.show_all()
+        parser.print_help()
         parser.exit()
+
+
+def suggest(action: argparse.Action, names: Sequence[str]) -> None:
+    """Let shells complete a flag's value with these names, beside files."""
+    setattr(action, _SUGGESTIONS, tuple(names))
+
+
+def suggested(action: argparse.Action) -> tuple[str, ...]:
+    """The names that `suggest` noted."""
+    return getattr(action, _SUGGESTIONS, ())
+
+
+_SUGGESTIONS = "headway_suggestions"
 
 
 def count(least: int, most: int = 10**12) -> Callable[[str], int]:

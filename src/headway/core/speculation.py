@@ -70,6 +70,9 @@ class SpeculationStats(Statistics):
     num_accepted_tokens: Annotated[
         int, Counter("spec_decode_num_accepted_tokens", "Guesses of tokens that were right.")
     ] = 0
+    num_wrong_drafts: Annotated[
+        int, Counter("spec_decode_num_wrong_drafts", "How often some token of a guess was wrong.")
+    ] = 0
     num_accepted_at: Annotated[
         list[int],
         Counter("spec_decode_num_accepted_tokens_per_pos", "Right guesses, by their place.", label="position"),
@@ -200,6 +203,7 @@ class Speculation:
     def observe(self, request: Request, *, num_drafts: int, num_accepted: int) -> None:
         """Learn from a draft of `num_drafts` tokens, of which the first `num_accepted` were right."""
         self.stats.num_accepted_tokens += num_accepted
+        self.stats.num_wrong_drafts += num_accepted < num_drafts
         for place in range(num_accepted):
             self.stats.num_accepted_at[place] += 1
         kinds = self._verifying[request]

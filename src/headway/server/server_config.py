@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 from headway.errors import ConfigError
+from headway.front.kv_events_config import KVEventsConfig
 from headway.front.roles import Roles
 from headway.front.router import ROUTERS
 from headway.option_fields import check_values, option
@@ -35,8 +36,8 @@ class ServerConfig:
     port: int = option(8000, "TCP port to listen on. 0 picks a free one.")
     api_key: tuple[str, ...] = option(
         (),
-        "Key that clients must send, as 'Authorization: Bearer KEY', on every route but /health, /ready, /ping. "
-        f"${API_KEY_VARIABLE} adds one. Without any, all clients that reach the port may use the server.",
+        "Key that clients must send, as 'Authorization: Bearer KEY', on every route but /health, /ready, /ping and "
+        f"/v2/health. ${API_KEY_VARIABLE} adds one. Without any, all clients that reach the port may use the server.",
         metavar="KEY",
         is_secret=True,
     )
@@ -127,12 +128,12 @@ class ServerConfig:
     )
     engine_hang_timeout_s: float = option(
         10.0,
-        "An engine process that has given no sign of life for so long is killed and started again. /health is 503 "
+        "An engine process that has given no sign of life for this long is killed and started again. /health is 503 "
         "after 3 seconds of silence. 0: never.",
     )
     front_end_hang_timeout_s: float = option(
         30.0,
-        "A front end whose event loop stands still for so long writes its stacks to stderr, is killed, and is started "
+        "A front end whose event loop stands still for this long writes its stacks to stderr, is killed, and started "
         "again by its parent process. 0: never.",
     )
     replicas: int = option(
@@ -144,7 +145,8 @@ class ServerConfig:
     )
     roles: str | None = option(
         None,
-        "Prefill and decode apart, e.g. prefill=1,decode=2: so many engine processes in place of --replicas. Those of "
+        "Prefill and decode apart, e.g. prefill=1,decode=2: the number of engine processes of each kind, in place of "
+        "--replicas. Those of "
         "the first kind compute prompts where that makes others wait less, and send KV blocks to those that answer.",
         metavar="ROLES",
     )
@@ -162,6 +164,19 @@ class ServerConfig:
     kv_events: bool = option(
         False,
         "Whether /v1/kv_events tells which blocks each replica's prefix cache stores and evicts, for routers outside.",
+    )
+    kv_events_config: str | None = option(
+        None,
+        "Publish the blocks that prefix caches store and evict, with their tokens, over ZeroMQ in vLLM's format, for "
+        'gateways: a JSON object as vLLM takes it, e.g. {"endpoint": "tcp://*:5557", "replay_endpoint": '
+        '"tcp://*:5558", "topic": "kv@POD@MODEL"}. Whoever reaches the addresses can read all prompts. Needs the extra '
+        "'gateway'.",
+        metavar="JSON",
+    )
+    enable_admin_routes: bool = option(
+        False,
+        "Whether /server_info shows the settled options and /reset_prefix_cache empties the prefix caches. All clients "
+        "with an API key may then use them.",
     )
     resume: bool = option(
         True,
@@ -184,15 +199,23 @@ class ServerConfig:
     allowed_host: tuple[str, ...] = option(
         (),
         "Name, without a port, by which clients may call the server (their Host header); * for any. Without it, a "
-        "server that only this machine can reach goes by localhost, 127.0.0.1, ::1 and --host, others by any name.",
+        "server that only this machine can reach answers to localhost, 127.0.0.1, ::1 and --host, others to any name.",
         metavar="NAME",
     )
-    ssl_certfile: str | None = option(None, "TLS certificate (PEM, with its chain). Needs --ssl-keyfile.")
-    ssl_keyfile: str | None = option(None, "TLS private key (PEM).")
+    ssl_certfile: str | None = option(
+        None, "TLS certificate (PEM, with its chain). Needs --ssl-keyfile.", metavar="FILE"
+    )
+    ssl_keyfile: str | None = option(None, "TLS private key (PEM).", metavar="FILE")
     price_per_hour: float | None = option(
         None,
         "What one device (a GPU; without one, the machine) costs for an hour, in any currency: the page shows what a "
         "million tokens cost. Default: no prices.",
+    )
+    metrics_prefix: str = option(
+        "headway",
+        "Names of /metrics. headway: all numbers, as headway:NAME. vllm: those that vLLM has too, with vLLM's names "
+        "and labels, for its dashboards and for gateways. headway,vllm: both.",
+        choices=("headway", "vllm", "headway,vllm"),
     )
     access_log: bool = option(
         True, "Write one JSON line per request to stdout. Also --request-log.", aliases=("request_log",)
@@ -257,6 +280,8 @@ class ServerConfig:
             raise ConfigError("replicas must be at least min_replicas and at most max_replicas.")
         if self.roles is not None:
             self._check_roles(Roles.parse(self.roles))
+        if self.kv_events_config is not None:
+            KVEventsConfig.parse(self.kv_events_config)
         if self.address is not None and not self.ray:
             raise ConfigError("address is that of a Ray cluster: give --ray, too.")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
@@ -266,13 +291,19 @@ class ServerConfig:
                 f"otlp_traces_endpoint must be an http:// or https:// URL, not {self.otlp_traces_endpoint!r}."
             )
         if self.cache_salt_by_key and not self.api_key:
-            raise ConfigError("cache_salt_by_key tells requests apart by their API key; give an api_key.")
+            raise ConfigError("cache_salt_by_key distinguishes requests by their API key; give an api_key.")
 
     def _check_roles(self, roles: Roles) -> None:
         if self.replicas not in (1, roles.num_replicas):
             raise ConfigError(f"roles={self.roles} are {roles.num_replicas} replicas, and replicas={self.replicas}.")
         if self.min_replicas or self.max_replicas:
             raise ConfigError("roles fix the number of replicas: leave min_replicas and max_replicas out.")
+
+    @property
+    def published_events(self) -> KVEventsConfig | None:
+        """Where events of the prefix caches are published; None for nowhere."""
+        config = None if self.kv_events_config is None else KVEventsConfig.parse(self.kv_events_config)
+        return config if config is not None and config.is_on else None
 
     @property
     def keeps_keys_apart(self) -> bool:
@@ -316,6 +347,11 @@ class ServerConfig:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
+
+    @property
+    def metric_forms(self) -> tuple[str, ...]:
+        """The kinds of names that /metrics shows."""
+        return tuple(self.metrics_prefix.split(","))
 
     def with_port(self, port: int) -> ServerConfig:
         """Return the same configuration with the port that was actually bound."""

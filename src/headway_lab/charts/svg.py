@@ -154,7 +154,8 @@ def framed(
 
 def title_lines(title: str, width: float) -> tuple[list[str], float]:
     """The title of a picture in as many lines as it needs, and where they end."""
-    drawn, y = wrapped(title, _MARGIN, _MARGIN + 14, width - _MARGIN, font_px=14.0, class_="hw-title")
+    bold_px = 15.5  # its letters are 14 px high, and bold ones are wider
+    drawn, y = wrapped(title, _MARGIN, _MARGIN + 14, width - _MARGIN, font_px=bold_px, class_="hw-title")
     return drawn, y - _LINE_PX + 8
 
 

@@ -111,7 +111,7 @@ def _add_answer(page: Page, answer: Answer, shown: dict[str, str]) -> None:
                 page.text(f"The picture is that of {shown[name]}.")
             elif rows:
                 shown[name] = title
-                _add_claim(page, rows)
+                _add_claim(page, rows, [row for row in answer.decisive if row.claim.id == name])
 
 
 def _add_other(page: Page, rows: Sequence[Row]) -> None:
@@ -122,9 +122,9 @@ def _add_other(page: Page, rows: Sequence[Row]) -> None:
         _add_claim(page, rows)
 
 
-def _add_claim(page: Page, rows: Sequence[Row]) -> None:
+def _add_claim(page: Page, rows: Sequence[Row], decisive: Sequence[Row] = ()) -> None:
     """The picture of the row that counts most, and folded away the other ones and how all were made."""
-    first = decisive_rows(rows)[0]
+    first = [*decisive, *decisive_rows(rows)][0]
     _add_chart(page, first)
     page.text(first.outcome.differs)
     for row in [first, *(row for row in rows if row is not first)]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headway_lab.claims.claim import sentences
 from headway_lab.claims.claim_results import Results, Row, markdown_line
 from headway_lab.claims.published_number import PublishedNumber, Reading, Verdict
 from headway_lab.claims.published_numbers import NUMBERS
 from headway_lab.claims.scenarios import CLAIMS
 
+ON_A_CPU = "On a CPU alone: not measured on a GPU yet."
 HEADERS = ("#", "claim", "published", "ours: measured", "ours: simulated", "confirmed?", "command")
 
 
@@ -25,6 +27,8 @@ class Answer:
     verdict: Verdict
     why: str
     rows: Sequence[Row] = ()
+    decisive: Sequence[Row] = ()
+    """For each claim the row that the verdict rests on."""
 
     def texts(self, *, is_simulated: bool) -> list[str]:
         """Each measured, or each simulated, value with its machine."""
@@ -42,7 +46,7 @@ class Answer:
             f"headway claims {name}" for name in self.published.claims if name in CLAIMS and name not in measured
         ]
         given = [self.published.command] if self.published.command else []
-        return [*given, *dict.fromkeys(row.command for row in decisive_rows(self.rows)), *missing]
+        return [*given, *dict.fromkeys(row.command for row in self.decisive), *missing]
 
     def _text(self, row: Row) -> str:
         readings = [one for one in self.published.readings if one.claim == row.claim.id]
@@ -52,9 +56,11 @@ class Answer:
 
 
 def _remark(row: Row) -> str:
-    """The machine of a measured row, and whether the run was a quick one."""
-    quick = ["quick"] if row.is_quick else []
-    return ", ".join([*([row.machine] if row.outcome.where == "engine" else []), *quick])
+    """The machine of a measured row, and whether the run was a quick one or an earlier one."""
+    is_recorded = row.outcome.where == "recorded"
+    machine = [row.machine] if is_recorded or row.outcome.where == "engine" else []
+    kind = ["recorded"] if is_recorded else ["quick"] if row.is_quick else []
+    return ", ".join([*machine, *kind])
 
 
 def _values(readings: Sequence[Reading], row: Row) -> list[tuple[Reading, float]]:
@@ -78,10 +84,10 @@ def answers(rows: Sequence[Row]) -> list[Answer]:
 
 
 def _answer(number: PublishedNumber, rows: Sequence[Row]) -> Answer:
-    decisive = decisive_rows(rows)
+    decisive = decisive_rows([row for row in rows if _values(_of_claim(number, row), row)])
     values = [pair for row in decisive for pair in _values(_of_claim(number, row), row)]
     verdict = number.verdict(values)
-    return Answer(number, verdict, _why(number, verdict, decisive), rows)
+    return Answer(number, verdict, _why(number, verdict, decisive), rows, decisive)
 
 
 def _of_claim(number: PublishedNumber, row: Row) -> list[Reading]:
@@ -97,10 +103,11 @@ def decisive_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def _why(number: PublishedNumber, verdict: Verdict, decisive: Sequence[Row]) -> str:
-    """The reason that goes with this verdict, or else what the first claim itself says."""
-    if verdict in number.why:
-        return number.why[verdict]
-    return _first_sentence(decisive[0].outcome.differs) if decisive else ""
+    """The reason that goes with this verdict, or else what the first claim itself says. A verdict that rests on a CPU
+    says so."""
+    why = number.why.get(verdict) or (_first_sentence(decisive[0].outcome.differs) if decisive else "")
+    machines = [row for row in decisive if row.machine]
+    return sentences([why, ON_A_CPU if machines and not any(row.is_gpu for row in machines) else ""])
 
 
 def _first_sentence(text: str) -> str:

@@ -117,25 +117,15 @@ class Drafting:
         return drafting
 
 
-def acceptance_of(num_drafts: int, num_tokens: int, num_right: int) -> float:
-    """The chance that a guessed token is right if those before it were. There were `num_drafts` guesses of `num_tokens`
-    tokens together, of which the first ones of each, `num_right` in all, were right. Guesses count as equally long."""
-    if not num_drafts:
-        return 0.0
-    longest, right = num_tokens / num_drafts, num_right / num_drafts
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        chance = (low + high) / 2
-        whole = int(longest)
-        expected = sum(chance**place for place in range(1, whole + 1)) + (longest - whole) * chance ** (whole + 1)
-        low, high = (chance, high) if expected < right else (low, chance)
-    return (low + high) / 2
+def acceptance_of(num_right: int, num_wrong: int) -> float:
+    """The chance that a guessed token is right if those before it were. `num_right`: tokens that were; `num_wrong`:
+    first tokens of a guess that were not. Tokens after a wrong one say nothing, and neither does the end of a guess."""
+    return num_right / (num_right + num_wrong) if num_right else 0.0
 
 
-def guess_counts(engine: LLMEngine) -> tuple[int, int, int]:
-    """Guesses that the engine has verified, their tokens, and how many of these were right."""
+def guess_counts(engine: LLMEngine) -> tuple[int, int]:
+    """Tokens of verified guesses that were right, and guesses of which one was wrong."""
     speculation = engine.core.scheduler.speculation
     if speculation is None:
-        return 0, 0, 0
-    stats = speculation.stats
-    return stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens
+        return 0, 0
+    return speculation.stats.num_accepted_tokens, speculation.stats.num_wrong_drafts

@@ -224,7 +224,7 @@ def _learned(engine: LLMEngine, calibration: Calibration) -> Scheduler:
 
 
 def _with_guesses(
-    engine: LLMEngine, calibration: Calibration, answers: Sequence[Sequence[int]], before: tuple[int, int, int]
+    engine: LLMEngine, calibration: Calibration, answers: Sequence[Sequence[int]], before: tuple[int, int]
 ) -> tuple[Calibration, Sequence[Sequence[int]] | None]:
     """What a simulation takes from the real run, since it has no text: the answers, in which guesses are looked up; or,
     of a draft model, how many of its guesses were right. Like lengths, these belong to the work."""

@@ -13,7 +13,7 @@ import pytest
 from headway.cli.main import main
 from headway_lab.claims.claim import Chart, Outcome
 from headway_lab.claims.claim_results import JSON_NAME, Results, Row
-from headway_lab.claims.numbers_table import HEADERS, answers, best_rows, numbers_markdown
+from headway_lab.claims.numbers_table import HEADERS, ON_A_CPU, answers, best_rows, numbers_markdown
 from headway_lab.claims.published_number import PublishedNumber, Question, Reading, Verdict
 from headway_lab.claims.published_numbers import NUMBERS
 from headway_lab.claims.scenarios import CLAIMS
@@ -114,6 +114,22 @@ def test_a_full_run_counts_before_a_quick_one_and_a_gpu_before_a_cpu() -> None:
     assert orca.texts(is_simulated=True) == ["full"] and orca.texts(is_simulated=False) == ["slow (two cores)"]
     assert orca.commands == [full.command], "the verdict rests on the GPU"
     assert orca.verdict is Verdict.LESS
+
+
+def test_a_verdict_rests_on_rows_that_have_the_value_and_says_if_these_are_of_a_cpu() -> None:
+    """The attention kernel is timed on an engine; the simulated row of the same claim has other numbers."""
+    timed = measured("paging-cost", "engine", is_gpu=False, is_quick=True)
+    numbers = {"blocks of 16": {"decode: scattered over contiguous": 1.01, "empty, %": 0.5}}
+    timed = dataclasses.replace(timed, outcome=dataclasses.replace(timed.outcome, numbers=numbers))
+    simulated = measured("paging-cost", "simulator", is_gpu=True)
+    empty = {"blocks of 16": {"empty, %": 0.4}}
+    simulated = dataclasses.replace(simulated, outcome=dataclasses.replace(simulated.outcome, numbers=empty))
+    found = {one.published.number: one for one in answers([timed, simulated])}
+    assert found[11].verdict is Verdict.AVOIDED and found[11].commands == [timed.command]
+    assert ON_A_CPU in found[11].why and ON_A_CPU not in found[12].why
+    assert found[12].commands == [simulated.command], "what is simulated of a GPU counts before a CPU"
+    on_gpu = dataclasses.replace(timed, is_gpu=True)
+    assert ON_A_CPU not in next(one for one in answers([on_gpu]) if one.published.number == 11).why
 
 
 def test_a_number_without_results_or_without_a_claim_is_open() -> None:

@@ -108,6 +108,7 @@ RUNS = {
     "a backlog": Run(math.inf),
     "made-up guesses": Run(0.9, options={"speculation": "ngram", "spec_synthetic_acceptance": 2.5}),
     "a draft model": Run(0.7, options={"speculation": "draft", "draft_model": "small"}, acceptance=0.8),
+    "a draft model, a backlog": Run(math.inf, options={"speculation": "draft", "draft_model": "small"}, acceptance=0.8),
 }
 
 

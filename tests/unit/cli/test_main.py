@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import pytest
 
+from headway import __version__
 from headway.cli import generate, main
 from headway.console import loading
 from headway.console.commands import Command, Commands
@@ -207,6 +208,16 @@ def test_nothing_heavy_is_imported_before_the_arguments_are_good() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_the_version_alone_imports_next_to_nothing(flag: str) -> None:
+    """So it is printed in a tenth of a second: neither parsers nor other packages' commands are looked for."""
+    code = f"import sys; from headway.cli.main import main; main([{flag!r}]); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"headway {__version__}\n"
+    needless = {*HEAVY, "argparse", "asyncio", "importlib.metadata", "socket", "headway.config", "headway_lab"}
+    assert not needless & set(done.stderr.split())
 
 
 def test_output_that_nobody_reads_is_no_crash() -> None:

@@ -72,10 +72,12 @@ def test_drafts_are_counted_on_when_an_engine_begins_again() -> None:
         engine.core.scheduler, BeamRequests(engine.tokenizer, vocab_size=engine.model_config.vocab_size), counted=before
     )
     engine.add_request("r", "abc", SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True))
-    accepted = []
+    verified = []
     while engine.has_unfinished_requests():
-        accepted += [row.num_accepted for row in engine.step().report.rows if row.num_drafts]
+        verified += [row for row in engine.step().report.rows if row.num_drafts]
+    accepted = [row.num_accepted for row in verified]
     drafts = counters.stats().drafts
+    assert drafts.num_wrong_drafts == sum(row.num_accepted < row.num_drafts for row in verified)
     assert sum(accepted) > 0 and drafts.num_drafts == 3 + len(accepted)
     assert drafts.num_accepted_tokens == 5 + sum(accepted) == sum(drafts.num_accepted_at)
     assert drafts.num_accepted_at[:2] == [3 + sum(map(bool, accepted)), 2 + sum(num > 1 for num in accepted)]

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 from headway.cli import serve
-from headway.cli.every_option import server_flags
 from headway.config import ModelConfig
 from headway.errors import ConfigError, ModelNotFoundError
-from headway.loader.model_tokenizer import load_model_tokenizer
+from headway.loader.chosen_model import load_model_tokenizer
 from headway.server import serving
 from headway.server.server_config import ServerConfig
-from headway.server.serving import model_name
+from headway.server.serving import model_name, run_server
 from tests.unit.console.settling import settled
-
-ROOT = Path(__file__).parents[3]
 
 
 def parse(*arguments: str) -> ServerConfig:
@@ -147,13 +146,6 @@ def test_two_models_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None
     assert "two models" in capsys.readouterr().err
 
 
-def test_docs_list_every_option() -> None:
-    page = (ROOT / "docs" / "server.md").read_text()
-    for spec in server_flags():
-        row = f"| `{spec.flag}` | {spec.default_text} | {spec.help} |"
-        assert row in page, row
-
-
 def test_model_names_are_no_paths(tmp_path: Path) -> None:
     (tmp_path / "some-model").mkdir()
     (tmp_path / "file.gguf").touch()
@@ -179,3 +171,18 @@ def test_a_model_that_is_nowhere() -> None:
 def test_the_embedded_tokenizer() -> None:
     tokenizer = load_model_tokenizer(ModelConfig())
     assert tokenizer is not None and tokenizer.chat_template
+
+
+def test_events_that_cannot_be_published_are_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ServerConfig(port=0, kv_events_config='{"endpoint": "tcp://127.0.0.1:*"}')
+    with pytest.raises(ConfigError, match="enable_prefix_caching is False"):
+        run_server(config, {"enable_prefix_caching": False}, lambda line: None)
+    monkeypatch.delitem(sys.modules, "headway.front.kv_event_publisher", raising=False)
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: ['pyzmq>=25; extra == "gateway"'])
+    with pytest.raises(ConfigError, match="'zmq' is missing.*install .?pyzmq"):
+        run_server(config, {}, lambda line: None)
+    with pytest.raises(ConfigError, match="no field 'endpoints'"):
+        parse("--kv-events-config", '{"endpoints": "tcp://*:5557"}')
+    for off in ('{"enable_kv_cache_events": false}', '{"publisher": "null"}'):
+        assert parse("--kv-events-config", off).published_events is None

@@ -9,7 +9,7 @@ import pytest
 from headway.config import EngineConfig, ModelConfig
 from headway.errors import ConfigError
 from headway.front.deployment import Deployment
-from headway.loader.model_tokenizer import load_model_tokenizer
+from headway.loader.chosen_model import load_model_tokenizer
 from headway.tokenizer.own_template import use_chat_template
 
 GOOD = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
