@@ -17,7 +17,7 @@ NATIVE_SOURCES := $(wildcard src/headway/native/*.py src/headway/native/*.c src/
                              src/headway/native/*/*.c src/headway/native/*/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo test check setup lint format typecheck layers unit quick bench bench-gpu docs clean
+.PHONY: help serve demo test check setup lint format typecheck layers unit quick bench bench-gpu docs docs-site clean
 
 help: ## List the targets
 	@echo "Usage: make TARGET"; echo
@@ -89,8 +89,12 @@ docs: $(STAMP)/dev ## Write what is generated in docs/ and deploy/ anew, and low
 	$(PY) -m tests.structure --lower
 	$(PY) deploy/kubernetes/render.py
 
+docs-site: $(STAMP)/dev ## Build the docs as a site in site/, with a search; broken links are errors
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
+	@echo "Read it: open site/index.html; for the search, $(PY) -m http.server --bind 127.0.0.1 --directory site"
+
 clean: ## Remove the virtual environment, caches and build products
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---------------------------------------------------------------------------------------------------- set-up

@@ -34,7 +34,7 @@ PORT = 8000
 SKIPPED = (
     (r"^make |^python3? -m venv", "a make target (--make runs it)"),
     (r"^headway .*path/to/", "a placeholder for the reader's own model"),
-    (r"--model (llama31-8b|qwen3-0.6b)|compute-sanitizer|PYTORCH_NO_CUDA", "needs a GPU"),
+    (r"\A(?!headway size)(?s:.*)--model (llama31-8b|qwen3-0.6b)|compute-sanitizer|PYTORCH_NO_CUDA", "needs a GPU"),
     (r"h200\.json|--data-dir|trace\.csv|draw_trace\.py", "needs a GPU's files, or data that is not shipped"),
     (r"^\. \.venv|^pip install", "sets up the reader's environment"),
     (r"githubusercontent", "fetches data"),
