@@ -1,12 +1,12 @@
-"""Run every shell and Python example of README.md, docs/*.md and docs/tutorials, word for word, and print how long each took.
+"""Run every example of README.md, docs/*.md and docs/tutorials, word for word, and print how long each took.
 
     .venv/bin/python docs/run_examples.py                  # all that need neither a GPU nor other people's files
     .venv/bin/python docs/run_examples.py --only simulator --timeout 300
     .venv/bin/python docs/run_examples.py --list           # what would run, and why the others do not
 
-Examples run in a scratch folder with the repository's source, workloads, benchmarks, docs and deploy in it, so they may change
-files. Those that talk to a server at http://127.0.0.1:8000 find one; those that start one are run until it is healthy,
-and it serves the rest of their page. What is not run stands in `SKIPPED` with its reason. The exit code is 1 if an example fails.
+Examples run in a scratch folder with the repository's source, workloads, benchmarks, docs and deploy in it, so they may
+change files. Those that talk to a server at http://127.0.0.1:8000 find one; those that start one are run until it is
+healthy, and it serves the rest of their page. What is not run stands in `SKIPPED` with its reason. The exit code is 1 if an example fails.
 """
 
 from __future__ import annotations

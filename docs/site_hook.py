@@ -1,8 +1,8 @@
 """What MkDocs does not do by itself when it builds the site from the pages of docs/ (`make docs-site`).
 
 The pages are written for a code host, where a link such as `../src/headway/counters.py` or `../benchmarks/RESULTS.md`
-leads to another folder of the repository. A site has only docs/. So each file that a page links to becomes a page of the
-site, below `repository/`: Markdown as it is, other text as a block of code, a folder as the list of its files. Nothing
+leads to another folder of the repository. A site has only docs/. So each file that a page links to becomes a page of
+the site, below `repository/`: Markdown as it is, other text as a block of code, a folder as the list of its files. Nothing
 is copied in the repository, and the site needs no code host.
 
 Headings get the anchors that a code host gives them, and `folder/*` in the navigation is every page of that folder.
@@ -116,7 +116,9 @@ def is_on_the_site(path: Path) -> bool:
 def files_of(folder: Path) -> list[Path]:
     """The text files of a folder, its folders' as well."""
     return [
-        path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts and is_text(path)
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts and is_text(path)
     ]
 
 
