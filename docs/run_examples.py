@@ -6,7 +6,8 @@
 
 Examples run in a scratch folder with the repository's source, workloads, benchmarks, docs and deploy in it, so they may
 change files. Those that talk to a server at http://127.0.0.1:8000 find one; those that start one are run until it is
-healthy, and it serves the rest of their page. What is not run stands in `SKIPPED` with its reason. The exit code is 1 if an example fails.
+healthy, and it serves the rest of their page. What is not run stands in `SKIPPED` with its reason. The exit code is 1
+if an example fails.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What MkDocs does not do by itself when it builds the site from the pages of docs/ (`make docs-site`).
 
-The pages are written for a code host, where a link such as `../src/headway/counters.py` or `../benchmarks/RESULTS.md`
-leads to another folder of the repository. A site has only docs/. So each file that a page links to becomes a page of
-the site, below `repository/`: Markdown as it is, other text as a block of code, a folder as the list of its files. Nothing
+The pages are written for a code host, where a link such as `../src/headway/config.py` or `../benchmarks/RESULTS.md` leads
+to another folder of the repository. A site has only docs/. So each file that a page links to becomes a page of the
+site, below `repository/`: Markdown as it is, other text as a block of code, a folder as the list of its files. Nothing
 is copied in the repository, and the site needs no code host.
 
 Headings get the anchors that a code host gives them, and `folder/*` in the navigation is every page of that folder.
@@ -28,6 +28,8 @@ FENCE = re.compile(r"^( *)(`{3,}).*?^\1\2`*$", re.S | re.M)
 LANGUAGES = {".toml": "toml", ".yml": "yaml", ".yaml": "yaml", ".json": "json", ".py": "python", ".sh": "sh"}
 PAGES_OF_THE_NAVIGATION = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 """Pages outside of docs/ that are part of the site though no page may link to them."""
+FOUND_LAST = ("results/", "repository/")
+"""What the search shows after all other pages."""
 
 
 # ---------------------------------------------------------------------------------------------------- navigation
@@ -160,6 +162,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Point links at the pages of the site. A page is found where it lies in the repository."""
     name = page.file.src_uri
+    if name.startswith(FOUND_LAST):
+        page.meta["search"] = {"boost": 0.2}
     is_outside = name.startswith("repository/")
     place = ROOT / name.removeprefix("repository/") if is_outside else DOCS / name
 
