@@ -78,12 +78,16 @@ bench-gpu: $(STAMP)/run ## Measure the engine on an NVIDIA GPU; MODEL=llama31-8b
 	$(PY) benchmarks/gpu_table.py --model $(or $(MODEL),qwen3-0.6b) $(ARGS)
 	$(if $(TRACE),$(VENV)/bin/headway bench throughput --scenario online --trace $(TRACE) --model $(or $(MODEL),qwen3-0.6b))
 
-docs: $(STAMP)/dev ## Write what is generated in docs/ anew from the code, and lower the limits of tests/structure.py
+docs: $(STAMP)/dev ## Write what is generated in docs/ and deploy/ anew, and lower the limits of tests/structure.py
 	$(VENV)/bin/headway options --markdown > docs/options.md
 	$(PY) docs/layers.py
+	$(PY) docs/server_options.py
 	$(PY) docs/follow_a_step.py
 	$(PY) docs/claims_table.py
+	$(PY) docs/metrics_table.py
+	$(PY) deploy/grafana/dashboards.py
 	$(PY) -m tests.structure --lower
+	$(PY) deploy/kubernetes/render.py
 
 clean: ## Remove the virtual environment, caches and build products
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -25,7 +25,7 @@ from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
 from headway.engine.loaded_model import LoadedModel
 from headway.engine.step_report import EngineStep
-from headway.loader.dummy import BUILTIN_SHAPES
+from headway.loader.builtin_shapes import BUILTIN_SHAPES
 from headway_lab.bench.replay import run_round
 from headway_lab.workload.bench_requests import BenchRequest, highest_token_id
 

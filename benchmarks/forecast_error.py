@@ -34,7 +34,7 @@ TEMPERATURE = 1.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("where", choices=("sim", "engine"))
-    parser.add_argument("--workload", default="workloads/azure.toml", metavar="TOML", help="whose trace is taken")
+    parser.add_argument("--workload", default="azure", metavar="WORKLOAD", help="whose trace is taken")
     parser.add_argument("--trace", required=True, metavar="CSV", help="arrivals and lengths; its folder has the data")
     parser.add_argument("--calibration", default="h200-llama31-8b", help="of the simulated machine")
     parser.add_argument("--rate", type=float, nargs="+", help="requests per second")

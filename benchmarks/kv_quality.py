@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway import LLM, SamplingParams
+from headway.kv_formats import FORMATS as KV_FORMATS
 
 FORMATS = ["float32", "float16", "int8", "fp8", "int4"]
 PROMPT_TOKENS = 96
@@ -85,7 +86,15 @@ def prepare(options: argparse.Namespace) -> Work:
 
 def measure(model: str | None, format: str, work: Work) -> Result:
     """One engine, which scores the pieces and continues the prompts."""
-    llm = LLM(model, dtype="float32", device="cpu", kv_cache_dtype=format, max_model_len=4096, kv_cache_memory=2**29)
+    llm = LLM(
+        model,
+        dtype="float32",
+        device="cpu",
+        kv_cache_dtype=format,
+        attention_backend="auto" if "native" in KV_FORMATS[format].kernels else "torch_padded",
+        max_model_len=4096,
+        kv_cache_memory=2**29,
+    )
     logprobs, best = [], []
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
     for output in llm.generate(work.pieces, params, use_tqdm=False):
@@ -125,7 +134,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default=None, help="default: the embedded model")
     parser.add_argument("--text", type=Path, nargs="+", required=True)
-    parser.add_argument("--formats", nargs="+", default=FORMATS, help="the first is what the others are compared with")
+    parser.add_argument(
+        "--formats",
+        nargs="+",
+        default=FORMATS,
+        choices=KV_FORMATS,
+        help="the first is what the others are compared with",
+    )
     parser.add_argument("--max-tokens", type=int, default=8_000)
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--prompts", type=int, default=24)

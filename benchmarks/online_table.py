@@ -4,7 +4,7 @@ The same as `headway bench throughput --scenario online --trace FILE --speedup X
 --workload FILE`, without loading the model each time. Latencies are P50 / P90 / P99 in milliseconds.
 
     python benchmarks/online_table.py --model llama31-8b --trace azure_conv.csv --speedups 2.5 4.4
-    python benchmarks/online_table.py --model llama31-8b --workloads workloads/backlog.toml
+    python benchmarks/online_table.py --model llama31-8b --workloads backlog
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     parser = shape_parser(__doc__, model="llama31-8b")
     parser.add_argument("--trace", metavar="CSV", help="arrivals and lengths")
     parser.add_argument("--speedups", nargs="*", type=float, default=[], help="of the trace")
-    parser.add_argument("--workloads", nargs="*", default=[], metavar="TOML")
+    parser.add_argument("--workloads", nargs="*", default=[], metavar="WORKLOAD")
     options = parser.parse_args()
 
     config = EngineConfig.from_options(

@@ -87,7 +87,7 @@ def _simulated(options: argparse.Namespace, speed: float) -> Run:
 def _real(options: argparse.Namespace) -> Run:
     from headway.engine.llm_engine import LLMEngine
     from headway.engine.loaded_model import LoadedModel
-    from headway.loader.dummy import BUILTIN_SHAPES
+    from headway.loader.builtin_shapes import BUILTIN_SHAPES
 
     shape = {"load_format": "dummy", "dtype": "bfloat16"} if options.model in BUILTIN_SHAPES else {}
 

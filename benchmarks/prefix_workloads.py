@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.config import ModelConfig
-from headway.loader.model_tokenizer import load_model_tokenizer
+from headway.loader.chosen_model import load_model_tokenizer
 from headway.tokenizer import Tokenizer
 
 STEP_S = 0.02  # virtual time of a step

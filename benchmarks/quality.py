@@ -48,8 +48,8 @@ from headway.layers.native_ops import NativeOps
 from headway.layers.ops import Ops, TorchOps
 from headway.layers.quantized_weight import FP8, QuantizedWeight, Weight, dequantised, quantise
 from headway.loader import open_checkpoint
+from headway.loader.chosen_model import load_model_tokenizer
 from headway.loader.embedded import embedded_model_path
-from headway.loader.model_tokenizer import load_model_tokenizer
 from headway.models import assembly
 from headway.models.checkpoint import Checkpoint
 from headway.models.decoder import Decoder

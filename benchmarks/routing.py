@@ -1,7 +1,7 @@
 """Routing between many replicas: what a decision costs, and what it is worth.
 
     python benchmarks/routing.py cost                                      µs a request, by replicas and indexed blocks
-    python benchmarks/routing.py scale workloads/mooncake.toml --data-dir DIR    simulated, 1 to 256 replicas
+    python benchmarks/routing.py scale mooncake --data-dir DIR    simulated, 1 to 256 replicas
 
 `cost` routes prompts of 64 blocks, of which a replica holds 32, and tells the router of each one's tokens and end. With
 `--shared N` all replicas hold the first N, as of a system prompt. Costs are processor time; the best of `--repeats`.
@@ -28,7 +28,7 @@ from headway.config import ModelConfig
 from headway.core import Request
 from headway.core.kv.cache_report import MAX_REPORTED, CacheReport
 from headway.front.router import ROUTERS, Router
-from headway.loader.model_tokenizer import load_model_tokenizer
+from headway.loader.chosen_model import load_model_tokenizer
 from headway.tokenizer import Tokenizer
 from headway_lab.bench.online_metrics import OnlineMetrics
 from headway_lab.sim.calibration import Calibration, Machine

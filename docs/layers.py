@@ -23,6 +23,7 @@ PART = WrittenPart(
 PURPOSES = {
     "__main__": "python -m headway",
     "cli": "one module per command",
+    "doctor": "what a machine has, and what is wrong with it",
     "console": "what commands share: flags, tables, files, profiles",
     "server": "HTTP front end and page",
     "front": "engine processes: routing, supervision, resumption",
@@ -57,6 +58,8 @@ PURPOSES = {
     "child_process": "how processes are started",
     "tracing": "spans for profiles",
     "progress": "how far long work is, on stderr",
+    "option_fields": "how an option is declared and checked",
+    "text_files": "small files that an operator names",
     "price": "what tokens cost",
     "installing": "how to install what is missing",
 }

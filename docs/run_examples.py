@@ -35,6 +35,8 @@ SKIPPED = (
     (r"h200\.json|--data-dir|trace\.csv|draw_trace\.py", "needs a GPU's files, or data that is not shipped"),
     (r"^\. \.venv|^pip install", "sets up the reader's environment"),
     (r"githubusercontent", "fetches data"),
+    (r"^(ARGS=\S+ (\S+ )*)?(docker|helm|kubectl) ", "needs a container engine or a cluster"),
+    (r"Qwen/", "fetches a model of the Hugging Face hub"),
     (r"127\.0\.0\.1:8080", "needs another server"),
     (r"--scheduling-policy spf|class SPF|PolicyView|spf", "part of the policy that the reader writes on that page"),
     (r"after-1\.json", "needs results of the reader's own runs"),
@@ -44,7 +46,7 @@ SKIPPED = (
 """(pattern, why): looked for in the example."""
 
 SERVED = re.compile(r"127\.0\.0\.1:8000|--port 8000|OpenAI\(|^headway (kv|bench serve)")
-SERVES = re.compile(r"^(\w+=\S+ )?(headway serve\b.*)", re.DOTALL)
+SERVES = re.compile(r"^(\w+=\S+ )?(headway serve\b(?!.*--print-config).*)", re.DOTALL)
 ENDLESS = re.compile(r"--watch")
 STDIN = {"headway chat": "Name a river.\n"}
 FILES = {
@@ -229,9 +231,10 @@ def prepare(folder: Path) -> dict[str, str]:
         shutil.copytree(ROOT / name, folder / name)
     for name, content in FILES.items():
         (folder / name).write_text(content, encoding="utf-8")
-    classes = re.search(r"^```toml\n(.*?)^```", (ROOT / "docs" / "server.md").read_text(encoding="utf-8"), re.S | re.M)
-    if classes is not None:
-        (folder / "classes.toml").write_text(classes[1], encoding="utf-8")
+    for page, file in (("server.md", "classes.toml"), ("configuration.md", "headway.toml")):
+        shown = re.search(r"^```toml\n(.*?)^```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.S | re.M)
+        if shown is not None:
+            (folder / file).write_text(shown[1], encoding="utf-8")
     bin_folder = str(Path(sys.executable).parent)
     paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(paths)}

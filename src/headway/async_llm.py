@@ -28,7 +28,7 @@ from headway.front.deployment import Deployment
 from headway.front.engine_client import EngineClient
 from headway.front.roles import Roles
 from headway.front.streams import RequestStream
-from headway.loader.model_tokenizer import load_model_tokenizer
+from headway.loader.chosen_model import load_model_tokenizer
 from headway.outputs import EmbeddingRequestOutput, RequestOutput, check_dimensions
 from headway.predict import AnswerLengths, PromptView
 from headway.predict.prediction_thread import Ended, PredictionThread

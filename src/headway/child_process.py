@@ -1,9 +1,10 @@
-"""Helpers for child processes: starting Python, ending with the parent, and dumping stacks."""
+"""Helpers for child processes: starting Python, ending with the parent, logs on stderr, and dumping stacks."""
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
+import logging
 import os
 import signal
 import sys
@@ -23,6 +24,15 @@ def python_command(module: str, *arguments: str) -> list[str]:
 def show_stacks_on_signal() -> None:
     """Make `DUMP_SIGNAL` dump this process's stacks. Without this, the signal would end the process."""
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
+
+
+def show_logs(level: str | int, form: str) -> None:
+    """Write log messages from this level on to stderr; those of other packages from INFO on at most."""
+    number = logging.getLevelNamesMapping()[level.upper()] if isinstance(level, str) else level
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(number)
+    logging.basicConfig(level=max(number, logging.INFO), format=form, handlers=[handler])
+    logging.getLogger("headway").setLevel(number)
 
 
 def end_with_parent(parent_pid: int) -> None:

@@ -11,18 +11,14 @@ engine reads only that. Options that depend on the checkpoint or on free memory 
 from __future__ import annotations
 
 import dataclasses
-import math
-import numbers
-import os
-import re
-import types
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from headway.errors import ConfigError, did_you_mean
 from headway.kv_formats import FORMATS
+from headway.option_fields import check_at_least, check_not_negative, check_values, option
 from headway.settings import MAX_DRAFT_TOKENS, CacheSettings, DeviceSettings, SchedulerSettings
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -54,13 +50,6 @@ RENAMED_OPTIONS = {
     "predict_lengths": ("length_predictor",),
 }
 """Former names of options, with their present equivalents."""
-
-_T = TypeVar("_T")
-
-
-def option(default: _T, help: str, *, choices: tuple[str, ...] | None = None, metavar: str | None = None) -> _T:
-    """A dataclass field that carries its own documentation."""
-    return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar})
 
 
 @dataclass(frozen=True)
@@ -114,10 +103,26 @@ class ModelConfig:
 
     model: str | None = option(
         None,
-        "Local folder in Hugging Face format, a .gguf file, a hub id, or with --load-format dummy a config.json or the "
-        "name of a built-in shape. Default: the embedded SmolLM2-135M-Instruct.",
+        "Local folder in Hugging Face format, a .gguf file, a hub id such as Qwen/Qwen3-0.6B or, for one GGUF file of "
+        "several, owner/name:Q4_K_M; or with --load-format dummy a config.json or the name of a built-in shape. "
+        "Default: the embedded SmolLM2-135M-Instruct.",
+    )
+    revision: str | None = option(
+        None,
+        "Branch, tag or commit of a model of the hub. Default: main, as the cache has it; 'headway pull' asks for what "
+        "is new.",
+    )
+    offline: bool = option(
+        False,
+        "Use only models that are on this machine already, and fetch nothing. HF_HUB_OFFLINE=1 in the environment does "
+        "the same.",
     )
     tokenizer: str | None = option(None, "Folder or .gguf file to take the tokenizer from. Default: the model itself.")
+    chat_template: str | None = option(
+        None,
+        "A Jinja file, or the text of a template, that makes prompts of conversations in place of the model's own.",
+        metavar="FILE",
+    )
     draft_model: str | None = option(
         None,
         "With --speculation draft: a smaller model with the same vocabulary, which guesses; named as the model is.",
@@ -148,7 +153,11 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_values(self)
-        _check_at_least(self, "max_model_len", 2)
+        if self.revision == "":
+            raise ConfigError("revision is empty; name a branch, a tag or a commit, or leave it out.")
+        if self.chat_template == "":
+            raise ConfigError("chat_template is empty; name a file, or leave it out for the model's own.")
+        check_at_least(self, "max_model_len", 2)
         if not -(2**63) <= self.seed < 2**64:
             raise ConfigError(f"seed must be a 64-bit number, not {self.seed}.")
 
@@ -224,14 +233,14 @@ class CacheConfig:
             raise ConfigError(f"block_size must be between 1 and 256, not {self.block_size}.")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], not {self.gpu_memory_utilization}.")
-        _check_at_least(self, "kv_cache_memory", 1)
-        _check_at_least(self, "num_kv_blocks", 1)
-        _check_at_least(self, "host_cache_memory", 1)
+        check_at_least(self, "kv_cache_memory", 1)
+        check_at_least(self, "num_kv_blocks", 1)
+        check_at_least(self, "host_cache_memory", 1)
         if self.host_cache_memory is not None and not self.enable_prefix_caching:
             raise ConfigError("host_cache_memory keeps blocks of the prefix cache, and enable_prefix_caching is False.")
         if self.host_cache_memory is not None and self.kv_allocation != "paged":
             raise ConfigError(f"host_cache_memory needs paged KV blocks, and kv_allocation is '{self.kv_allocation}'.")
-        _check_at_least(self, "arrival_memory", 1)
+        check_at_least(self, "arrival_memory", 1)
         if self.arrival_memory is not None and (self.host_cache_memory is not None or self.disk_cache):
             raise ConfigError("arrival_memory takes the place of host_cache_memory, which disk_cache needs; give one.")
         if self.arrival_memory is not None and not (self.enable_prefix_caching and self.kv_allocation == "paged"):
@@ -240,7 +249,7 @@ class CacheConfig:
             raise ConfigError("disk_cache keeps blocks of the prefix cache, and enable_prefix_caching is False.")
         if self.disk_cache and self.kv_allocation != "paged":
             raise ConfigError(f"disk_cache needs paged KV blocks, and kv_allocation is '{self.kv_allocation}'.")
-        _check_at_least(self, "disk_cache_size", 1)
+        check_at_least(self, "disk_cache_size", 1)
         if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
             raise ConfigError("kv_cache_memory and num_kv_blocks both size the KV cache; give one of them.")
 
@@ -268,8 +277,8 @@ class SchedulerConfig:
         None,
         "Time between two tokens of a request, in milliseconds, that 99 of 100 tokens should keep: prompts are "
         "computed beside requests that generate in chunks that fit, as far as earlier steps tell; in a backlog up to "
-        "2.5 times that. 0: none; steps are as long as they gain throughput. Default: 20 on CUDA, 0 on CPU; 1000 where "
-        "nobody reads along: the class LLM, offline benchmarks.",
+        "2.5 times that. 0: none; steps are as long as they gain throughput. Default: 20 on CUDA, 0 on CPU; 1000 for "
+        "offline work: the class LLM, offline benchmarks.",
         metavar="MS",
     )
     max_chunk_tokens: int | None = option(
@@ -310,13 +319,13 @@ class SchedulerConfig:
     starvation_ms: float = option(
         300.0,
         "A request that a policy lets others pass is lifted to the front of the queue when it has waited "
-        "starvation_stretch times as long as it would have in order of arrival, and so many milliseconds more. 0: "
+        "starvation_stretch times as long as it would have in order of arrival, and this many milliseconds more. 0: "
         "never.",
         metavar="MS",
     )
     starvation_stretch: float = option(10.0, "See starvation_ms.")
     max_preemptions: int = option(
-        4, "A request that has been preempted so often gives way only if all others have been, too."
+        4, "A request that was preempted this many times is preempted again only if all others were, too."
     )
     max_head_skips: int = option(
         64,
@@ -341,15 +350,15 @@ class SchedulerConfig:
     spec_synthetic_acceptance: float = option(
         0.0,
         "For benchmarks, since answers become nonsense: guesses are made up and accepted at random; a request with "
-        "max_draft_tokens of them gets so many tokens a step, in the mean. 0: real guesses.",
+        "max_draft_tokens of them gets this many tokens a step on average. 0: real guesses.",
     )
 
     def __post_init__(self) -> None:
         check_values(self)
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_chunk_tokens", "skip_window", "max_draft_tokens"):
-            _check_at_least(self, name, 1)
-        _check_at_least(self, "max_head_skips", 0)
-        _check_at_least(self, "max_preemptions", 1)
+            check_at_least(self, name, 1)
+        check_at_least(self, "max_head_skips", 0)
+        check_at_least(self, "max_preemptions", 1)
         for name in (
             "target_itl_ms",
             "long_prompt_step_ms",
@@ -358,7 +367,7 @@ class SchedulerConfig:
             "starvation_ms",
             "starvation_stretch",
         ):
-            _check_not_negative(self, name)
+            check_not_negative(self, name)
         if self.batching == "dynamic" and self.scheduling_policy != "fcfs":
             raise ConfigError(
                 "Dynamic batching groups requests by length, and its line is in no other order than that of arrival: "
@@ -483,8 +492,8 @@ class DeviceConfig:
 
     def __post_init__(self) -> None:
         check_values(self)
-        _check_at_least(self, "num_threads", 1)
-        _check_at_least(self, "tensor_parallel_size", 1)
+        check_at_least(self, "num_threads", 1)
+        check_at_least(self, "tensor_parallel_size", 1)
         if self.collectives != "auto" and self.tensor_parallel_size == 1:
             raise ConfigError(f"collectives '{self.collectives}' are for several ranks: give tensor_parallel_size.")
         if self.enforce_eager and self.cuda_graph_capture == "lazy":
@@ -525,7 +534,7 @@ class EngineConfig:
             raise ConfigError("disk_cache keeps whole blocks, and with collectives 'none' there is one rank's part.")
         if self.scheduler.scheduling_policy == "ltr" and not self.prediction.is_learned:
             raise ConfigError(
-                "scheduling_policy 'ltr' goes by a learned ranking, and length_predictor is "
+                "scheduling_policy 'ltr' needs a learned ranking, and length_predictor is "
                 f"'{self.prediction.length_predictor}', not a file. To make one, run for a while with traffic_log "
                 "traffic.jsonl, then 'headway train-predictor traffic.jsonl -o lengths.model', and give "
                 "length_predictor lengths.model. Policy 'sjf' works without."
@@ -611,77 +620,3 @@ def _with_values(name: str) -> str:
         return f"{name} (True or False)"
     choices = option_field.metadata["choices"]
     return name if choices is None else f"{name} ({' or '.join(map(repr, choices))})"
-
-
-_BYTE_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-
-
-def parse_bytes(text: str) -> int:
-    """'2GiB' → 2147483648. Accepts a plain number of bytes and the usual decimal and binary units."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    unit = _BYTE_UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None:
-        raise ConfigError(f"'{text}' is not a number of bytes. Write e.g. 500MB, 2GiB or 2147483648.")
-    return int(float(match[1]) * unit)
-
-
-def check_values(section: Any) -> None:
-    """Raise `ConfigError` for the first field whose value is not one of its choices, or not of its declared type.
-
-    Numbers and paths of other libraries become Python's own types. A bool is not accepted as a number, nor a float as
-    an integer.
-    """
-    hints = typing.get_type_hints(type(section))
-    for option_field in dataclasses.fields(section):
-        name, choices = option_field.name, option_field.metadata["choices"]
-        value, hint = getattr(section, name), hints[name]
-        if choices is not None and not (isinstance(value, str) and value in choices):
-            raise ConfigError(
-                f"{name} must be one of {', '.join(choices)}; not {value!r}.{did_you_mean(str(value), choices)}"
-            )
-        kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        if value is None and types.NoneType in kinds:
-            continue
-        converted = _converted(value, next(kind for kind in kinds if kind is not types.NoneType))
-        if converted is None:
-            wanted = " or ".join(_TYPE_NAMES[kind] for kind in kinds)
-            raise ConfigError(f"{name} must be {wanted}, not {value!r}.")
-        if converted is not value:
-            object.__setattr__(section, name, converted)
-
-
-_TYPE_NAMES: dict[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    bool: "True or False",
-    tuple[str, ...]: "a list of texts",
-    types.NoneType: "None",
-}
-
-
-def _converted(value: Any, kind: Any) -> Any:
-    """The value converted to this type; `None` if it is not of the type."""
-    if kind is str:
-        return value if isinstance(value, str) else os.fspath(value) if isinstance(value, os.PathLike) else None
-    if kind == tuple[str, ...]:
-        is_list = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
-        return tuple(value) if is_list else None
-    if kind is bool:
-        return value if isinstance(value, bool) else None
-    if isinstance(value, bool) or type(value) in (int, kind):
-        return None if isinstance(value, bool) else value
-    wanted = numbers.Integral if kind is int else numbers.Real
-    return kind(value) if isinstance(value, wanted) else None
-
-
-def _check_not_negative(section: Any, name: str) -> None:
-    value = getattr(section, name)
-    if value is not None and not 0 <= value < math.inf:
-        raise ConfigError(f"{name} must be a number that is not negative, not {value!r}.")
-
-
-def _check_at_least(section: Any, name: str, least: int) -> None:
-    value = getattr(section, name)
-    if value is not None and value < least:
-        raise ConfigError(f"{name} must be at least {least}, not {value}.")

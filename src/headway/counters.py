@@ -5,7 +5,7 @@
     neither   of the last step alone, or learnt from steps: it is not added up, and no metric
 
 The declarations determine everything done with the numbers: sums over engines, restarts, `/metrics` and the feed of the
-live page. To add a number, add a field to its owner's record and count in it.
+live page. To add a number, add a field to its owner's record and count in it: docs/adding_a_counter.md shows one.
 """
 
 from __future__ import annotations

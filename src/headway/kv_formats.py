@@ -37,6 +37,10 @@ class Numbers:
     largest: float | None = None
     """The largest code of a scaled format; `None`: numbers are stored as they are."""
 
+    def __post_init__(self) -> None:
+        if self.bits not in (4, 8, 16, 32):
+            raise ValueError(f"{self.name}: headway/kv/codes.py packs no numbers of {self.bits} bits")
+
     @property
     def dims_per_element(self) -> int:
         """The number of dimensions that share one element of the stored tensor."""
@@ -56,6 +60,10 @@ class KVFormat:
     values: Numbers
     kernels: tuple[str, ...] = ("torch",)
     """The kernels that read and write it. Those of torch are the reference and support every format."""
+
+    def __post_init__(self) -> None:
+        if (self.keys.largest is None) != (self.values.largest is None):
+            raise ValueError(f"{self.name}: keys and values are both stored with scales, or both without")
 
     @property
     def is_scaled(self) -> bool:

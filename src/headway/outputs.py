@@ -140,8 +140,8 @@ class EmbeddingRequestOutput:
             reason = output.outputs[0].finish_reason if output.outputs else None
             raise RequestFailedError({output.request_id: f"it ended ({reason}) before its prompt was read"}, [output])
         vector = shortened(output.embedding, dimensions=dimensions, normalize=normalize)
-        told = EmbeddingOutput(vector.tolist())
-        return cls(output.request_id, output.prompt_token_ids, told, output.num_cached_tokens)
+        embedding = EmbeddingOutput(vector.tolist())
+        return cls(output.request_id, output.prompt_token_ids, embedding, output.num_cached_tokens)
 
 
 def check_dimensions(dimensions: int | None, hidden_size: int) -> None:

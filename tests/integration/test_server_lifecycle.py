@@ -32,7 +32,8 @@ IDLE_SHARE = 0.1
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     timeouts = ("--engine-hang-timeout-s", "6", "--front-end-hang-timeout-s", "2", "--drain-timeout-s", "1")
-    with running_server(*timeouts, "--no-access-log", "--engine-factory", FACTORY) as running:
+    names = ("--metrics-prefix", "headway,vllm")  # of both, no counter may fall
+    with running_server(*timeouts, *names, "--no-access-log", "--engine-factory", FACTORY) as running:
         yield running
 
 
@@ -174,7 +175,7 @@ def test_what_is_not_done_when_the_drain_ends_is_told_so(server: ServerProcess) 
 @pytest.mark.parametrize("num_signals", [1, 2])
 def test_sigterm_does_not_wait_for_an_engine_that_is_stopped(num_signals: int) -> None:
     """With the default options, while a client waits; a second signal waits for nothing."""
-    with running_server("--no-access-log", "--engine-factory", FACTORY) as server:
+    with running_server("--no-request-log", environment={"HEADWAY_ENGINE_FACTORY": FACTORY}) as server:
         pid = server.engine_pid
         with streaming(server):
             os.kill(pid, signal.SIGSTOP)

@@ -7,11 +7,14 @@ import json
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
+import zmq
 
 from tests.integration.server_process import ServerProcess, running_server
 
@@ -22,11 +25,18 @@ PROMPT = "The metro of Porto has six lines, and all of them meet at one station 
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
+def sockets() -> Iterator[tuple[str, str]]:
+    """Where events of the cache are published, and where they are replayed."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield f"ipc://{folder}/events", f"ipc://{folder}/replay"
+
+
+@pytest.fixture(scope="module")
+def server(sockets: tuple[str, str]) -> Iterator[ServerProcess]:
     """With two keys, and nothing said about salts."""
-    with running_server(
-        *FACTORY, *KEYS, "--kv-events", "--num-kv-blocks", str(NUM_BLOCKS), "--max-model-len", "512"
-    ) as running:
+    events = json.dumps({"endpoint": sockets[0], "replay_endpoint": sockets[1], "topic": "kv@here@small"})
+    cache = ("--kv-events", "--kv-events-config", events, "--num-kv-blocks", str(NUM_BLOCKS), "--max-model-len", "512")
+    with running_server(*FACTORY, *KEYS, *cache, "--enable-admin-routes") as running:
         yield running
 
 
@@ -83,6 +93,45 @@ def test_a_router_outside_knows_what_is_cached(server: ServerProcess) -> None:
         assert len(wanted) == 5 and not wanted & set(first["stored"])
         while wanted:
             wanted -= set(json.loads(next(lines))["stored"])
+
+
+def test_a_gateway_gets_tokens_and_a_reset_empties_the_cache(server: ServerProcess, sockets: tuple[str, str]) -> None:
+    prompt, headers = [place * 5 + 11 for place in range(80)], {"authorization": "Bearer bob"}
+    complete(server, prompt, key="bob", cache_salt="mine")
+    wanted = documented_digests(prompt, key="bob", salt="mine", block_size=BLOCK_SIZE)
+    server.wait_until_idle(headers, timeout_s=10)
+    held: dict[bytes, list[int]] = {}
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger, socket.rcvtimeo = 0, 20_000
+        socket.connect(sockets[1])
+        for _ in range(2):  # once before a reset, and once after it
+            held.clear()
+            socket.send_multipart([b"", (0).to_bytes(8, "big")])
+            while (frames := socket.recv_multipart())[3]:
+                assert frames[1] == b"kv@here@small"
+                apply(msgspec.msgpack.decode(frames[3]), held)
+            if not held:
+                return
+            assert {digest.hex() for digest in held} >= wanted
+            assert {token for digest in held if digest.hex() in wanted for token in held[digest]} == set(prompt)
+            answer = httpx.post(f"{server.url}/reset_prefix_cache", headers=headers, timeout=60)
+            assert answer.status_code == 200 and answer.json()["num_kept_blocks"] == 0, answer.text
+            assert answer.json()["num_forgotten_blocks"] >= len(held)
+            assert cached(complete(server, [1, 2, 3], key="bob")) == 0
+    raise AssertionError("the cache is not empty after a reset")
+
+
+def apply(batch: list[Any], held: dict[bytes, list[int]]) -> None:
+    """What one message of vLLM's format changes."""
+    for name, *fields in batch[1]:
+        if name == "AllBlocksCleared":
+            held.clear()
+        elif name == "BlockRemoved":
+            for digest in fields[0]:
+                del held[digest]
+        else:
+            digests, _, tokens, size = fields[:4]
+            held |= {digest: tokens[place * size :][:size] for place, digest in enumerate(digests)}
 
 
 def test_completions_and_prompts_of_one_request(server: ServerProcess) -> None:

@@ -162,8 +162,8 @@ FAULTS = (
         "engine/completion.py",
         "A request that goes on in another process repeats its answer from the beginning.",
         "unit/engine/test_llm_engine.py",
-        "        self._num_told = len(self.token_ids)\n        if self.logprobs is not None:\n"
-        "            self.logprobs = [{}] * self._num_told",
+        "        self._num_sent = len(self.token_ids)\n        if self.logprobs is not None:\n"
+        "            self.logprobs = [{}] * self._num_sent",
         "        if self.logprobs is not None:\n            self.logprobs = [{}] * len(self.token_ids)",
     ),
     Fault(

@@ -3,16 +3,12 @@ works at every edge."""
 
 from __future__ import annotations
 
-import filecmp
 import os
-import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "adding_an_option.md"
+from tests.unit.documented_edits import ROOT, copied, documented_edits, make_edits
 
 USE_OPTION = """
 import pytest
@@ -99,32 +95,11 @@ assert caught.value.param == "banned_token_ids"
 """
 
 
-def edits(block: str) -> list[tuple[str, str, str]]:
-    """(file, old text, new text) of each part of a block."""
-    found = []
-    for part in re.split(r"^--- ", block, flags=re.MULTILINE)[1:]:
-        path, *lines = part.rstrip("\n").split("\n")
-        old = "\n".join(line[1:] for line in lines if line[0] in " -")
-        new = "\n".join(line[1:] for line in lines if line[0] in " +")
-        found.append((path, old, new))
-    return found
-
-
 def test_the_documented_edits_are_all_that_it_takes(tmp_path: Path) -> None:
-    blocks = re.findall(r"```diff\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    copy = tmp_path / "src"
-    shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for block in blocks[:2]:
-        changed = set()
-        for path, old, new in edits(block):
-            file = tmp_path / path
-            text = file.read_text(encoding="utf-8")
-            assert text.count(old) == 1, f"{path} has changed, and the page has not: {old}"
-            file.write_text(text.replace(old, new), encoding="utf-8")
-            changed.add(path)
-        assert len(changed) == 2
-        assert all(not filecmp.cmp(tmp_path / path, ROOT / path, shallow=False) for path in changed)
-    environment = os.environ | {"PYTHONPATH": f"{copy}{os.pathsep}{ROOT}"}
+    copied(tmp_path, "src")
+    for edits in documented_edits("adding_an_option.md"):
+        assert len(make_edits(edits, tmp_path)) == 2
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path / 'src'}{os.pathsep}{ROOT}"}
     command = [sys.executable, "-c", USE_OPTION + USE_SAMPLING]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

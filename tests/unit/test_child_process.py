@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import logging
 import os
 import re
 import signal
@@ -119,3 +120,29 @@ def test_a_process_shows_where_it_stands_and_goes_on() -> None:
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "in waits_here" in done.stderr
+
+
+LOGS = """
+import logging, sys
+from headway.child_process import show_logs
+show_logs(eval(sys.argv[1]), "%(message)s %(levelname)s")
+logging.getLogger("theirs").setLevel(logging.INFO)
+for number in (logging.DEBUG, logging.INFO, logging.ERROR):
+    logging.getLogger("headway.core").log(number, "ours")
+    logging.getLogger("theirs").log(number, "theirs")
+"""
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"),
+    [
+        ("debug", ["ours DEBUG", "ours INFO", "theirs INFO", "ours ERROR", "theirs ERROR"]),
+        ("INFO", ["ours INFO", "theirs INFO", "ours ERROR", "theirs ERROR"]),
+        (logging.ERROR, ["ours ERROR", "theirs ERROR"]),
+        ("critical", []),
+    ],
+)
+def test_logs_are_shown_from_a_level_on(level: str | int, shown: list[str]) -> None:
+    """Also those of packages with a level of their own, which is lower."""
+    done = subprocess.run([sys.executable, "-P", "-c", LOGS, repr(level)], capture_output=True, text=True, timeout=60)
+    assert done.stderr.splitlines() == shown

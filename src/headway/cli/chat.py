@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from headway.config import EngineConfig
+from headway.cli.every_option import every_option
 from headway.console.flags import SEED_CLASH, add_flags, chosen, engine_flags, sampling_flags
+from headway.console.settled_options import add_settled_flags, settle
 from headway.errors import InvalidRequestError, RequestTooLargeError, did_you_mean
 from headway.sampling_params import SamplingParams
 
@@ -42,11 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="System message. Default: the model's own, if it has one.")
     parser.add_argument("--quiet", "-q", action="store_true", help="No memory plan and no hints on stderr.")
     add_flags(parser, sampling_flags(DEFAULTS, without=_WITHOUT))
-    add_flags(parser, engine_flags())
+    add_settled_flags(parser, engine_flags())
 
 
 def run(arguments: argparse.Namespace) -> int:
-    config = EngineConfig.from_options(**chosen(arguments, engine_flags()))
+    settled = settle(arguments, engine_flags(), every_option())
+    config = settled.engine_config()
+    if arguments.print_config:
+        print(settled.toml(), end="")
+        return 0
     params = SamplingParams(**chosen(arguments, sampling_flags(DEFAULTS, without=_WITHOUT), DEFAULTS))
 
     from headway.console.loading import load_engine, stderr_console, stdin_is_terminal

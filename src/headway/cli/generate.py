@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.config import EngineConfig
+from headway.cli.every_option import every_option
 from headway.console.flags import SEED_CLASH, add_flags, chosen, engine_flags, sampling_flags
 from headway.console.output_files import check_writable
+from headway.console.settled_options import add_settled_flags, settle
 from headway.console.step_profiler import LATEST_FIRST_STEP, add_profile_flags, first_step_of, profile_steps
 from headway.errors import InvalidRequestError
 from headway.sampling_params import SamplingParams
@@ -36,11 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", "-q", action="store_true", help="No memory plan and no statistics on stderr.")
     add_profile_flags(parser, "of the run")
     add_flags(parser, sampling_flags(DEFAULTS, without=SEED_CLASH))
-    add_flags(parser, engine_flags())
+    add_settled_flags(parser, engine_flags())
 
 
 def run(arguments: argparse.Namespace) -> int:
-    config = EngineConfig.from_options(**chosen(arguments, engine_flags()))
+    settled = settle(arguments, engine_flags(), every_option())
+    config = settled.engine_config()
+    if arguments.print_config:
+        print(settled.toml(), end="")
+        return 0
     params = SamplingParams(**chosen(arguments, sampling_flags(DEFAULTS, without=SEED_CLASH), DEFAULTS))
     if not arguments.json and (params.logprobs is not None or params.prompt_logprobs is not None):
         raise InvalidRequestError("Log-probabilities are printed only as JSON: add --json.", param="logprobs")

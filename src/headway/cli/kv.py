@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from headway.cli.kv_state import KVState
 
-MAP_PATIENCE_S = 3.0
+MAP_PATIENCE_S = 10.0
 """How long to wait for the map, which follows the first frame in a separate one, later if a step is long."""
 LEAST_INTERVAL_S = 0.1
 
@@ -80,7 +80,7 @@ def _first_whole(found: Iterator[KVState]) -> KVState:
         if state.cells is not None or time.monotonic() >= give_up_s:
             return state
     if state is None:
-        raise ServerUnreachableError("The server ended the stream before it told anything; it may be stopping.")
+        raise ServerUnreachableError("The server ended the stream before it sent anything; it may be stopping.")
     return state
 
 

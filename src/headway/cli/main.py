@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 
+from headway import __version__
 from headway.console.commands import ENTRY_POINTS, Command, CommandGroup, Commands
 from headway.errors import HeadwayError
 from headway.server.parent_link import FRONT_END_VARIABLE
@@ -25,12 +26,15 @@ OWN: Commands = {
     "serve": Command(
         "headway.cli.serve", "Serve the model over HTTP, with OpenAI's API and a page to watch the batch."
     ),
+    "pull": Command("headway.cli.pull", "Fetch a model of the Hugging Face hub, or bring it up to date."),
     "plan": Command("headway.cli.plan", "What a model takes in memory, and what it can serve, without loading it."),
     "kv": Command("headway.cli.kv", "Show what a running server's KV memory holds, as numbers and as a map."),
+    "doctor": Command("headway.cli.doctor", "What this machine has, what is slow or wrong, and how to mend it."),
     "demo": Command("headway.cli.demo", "Watch a dozen requests of very different lengths share one batch."),
 }
 LISTED_LAST: Commands = {
     "options": Command("headway.cli.reference", "List every option of the engine and of sampling."),
+    "completion": Command("headway.cli.completion", "Print a script that completes commands in bash, zsh or fish."),
     "version": Command("headway.cli.version", "Print the version and what this machine offers."),
 }
 
@@ -85,7 +89,8 @@ def _dispatch(
 ) -> int:
     first = arguments[0] if arguments else "--help"
     if first in ("-V", "--version") and group is None:
-        first = "version"
+        print(f"headway {__version__}")
+        return 0
     known = group.commands if group is not None else OWN if first in OWN else commands()
     if first in ("-h", "--help", "help"):
         print(_overview(known, prog, "An LLM engine with continuous batching." if group is None else group.summary))

@@ -7,10 +7,11 @@ import dataclasses
 import json
 from dataclasses import asdict, dataclass
 
+from headway.cli.every_option import every_option
 from headway.config import EngineConfig
-from headway.console.flags import FlagSpec, add_flags, chosen, engine_flags, memory_size, with_shape_defaults
-from headway.errors import ConfigError
-from headway.worker.memory_needs import Needs, planned_model
+from headway.console.flags import FlagSpec, engine_flags, memory_size, with_shape_defaults
+from headway.console.settled_options import add_settled_flags, settle
+from headway.worker.memory_needs import MODEL_OPTIONS, Needs, planned_model
 
 GPU_MEMORIES = (8, 12, 16, 24, 32, 40, 48, 80, 141)
 CPU_MEMORIES = (2, 4, 8, 16, 32, 64)
@@ -18,12 +19,6 @@ CPU_MEMORIES = (2, 4, 8, 16, 32, 64)
 SHORT_REQUEST = 4096
 """The length in tokens of a typical request, shown besides the longest."""
 _GIB = 2**30
-_OPTIONS = (
-    "model", "draft_model", "load_format", "dtype", "quantization", "max_model_len", "gpu_memory_utilization",
-    "kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens", "speculation", "max_draft_tokens", "device",
-    "tensor_parallel_size",
-)  # fmt: skip
-"""The engine options that a plan depends on."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,18 +31,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Memory of the devices to plan for, e.g. 24GiB 80GiB. Default: the usual ones.",
     )
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
-    add_flags(parser, _flags())
+    add_settled_flags(parser, _flags())
 
 
 def _flags() -> list[FlagSpec]:
-    return [dataclasses.replace(spec, is_engines=False) for spec in engine_flags() if spec.name in _OPTIONS]
+    return [dataclasses.replace(spec, is_engines=False) for spec in engine_flags() if spec.name in MODEL_OPTIONS]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    options = chosen(arguments, _flags())
-    if arguments.name is not None and options.setdefault("model", arguments.name) != arguments.name:
-        raise ConfigError(f"Two models were named: {arguments.name} and {options['model']}.")
-    config = EngineConfig.from_options(**with_shape_defaults(options))
+    settled = settle(arguments, _flags(), every_option(), model=arguments.name)
+    with settled.naming_sources():
+        config = EngineConfig.from_options(**with_shape_defaults(settled.given()))
+    if arguments.print_config:
+        print(settled.toml(), end="")
+        return 0
     planned = planned_model(config)
     needs, title = planned.needs, planned.title
     sizes = arguments.memory or [gib * _GIB for gib in (GPU_MEMORIES if needs.on_cuda else CPU_MEMORIES)]

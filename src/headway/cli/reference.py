@@ -26,6 +26,10 @@ The same names work everywhere: `LLM(block_size=32)` in Python, `--block-size 32
 is an error that points at the nearest valid one. What is `True` or `False` in Python, such as
 `LLM(enable_prefix_caching=False)`, is a flag that is given or negated: `--enable-prefix-caching`,
 `--no-enable-prefix-caching`. Numbers of bytes may carry a unit on the command line: `2GiB`, `500MB`.
+
+The environment variable of an option is `HEADWAY_` and its name in capitals: `HEADWAY_BLOCK_SIZE=32`. In a file for
+`--config` it is `block_size = 32`. [configuration.md](configuration.md) says which commands read them. Sampling options
+belong to requests and have neither.
 """
 
 

@@ -1,8 +1,8 @@
 """Command-line flags made from the dataclasses that own the options, so that no option is declared twice.
 
-An engine option is a field of a section of `headway.config`; a sampling option is a field of `SamplingParams`. The type
-hint decides how text becomes a value, the field's default is shown in the help, and a flag that is not given is left
-out of the result, so that each dataclass applies its own default.
+An engine option is a field of a section of `headway.config`, a server option a field of `ServerConfig`, a sampling
+option a field of `SamplingParams`. The type hint decides how text becomes a value, the field's default is shown in the
+help, and a flag that is not given is left out of the result, so that each dataclass applies its own default.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from headway.config import RENAMED_OPTIONS, iter_options, parse_bytes
+from headway.config import RENAMED_OPTIONS, iter_options
 from headway.errors import ConfigError, did_you_mean
+from headway.option_fields import checked_value, parse_bytes
 from headway.sampling_params import SamplingParams
 
 SEED_CLASH = frozenset({"seed"})
@@ -46,10 +47,22 @@ class FlagSpec:
     is_switch: bool = False
     is_engines: bool = False
     """Whether it is an option of the engine. Many commands take these, but only `--help-all` shows them."""
+    aliases: tuple[str, ...] = ()
+    """Other names of the same option."""
+    is_secret: bool = False
+    """Whether the value must not be shown."""
+    check: Callable[[Any], Any] | None = None
+    """Returns a value as the dataclass keeps it, or raises `ConfigError` if its type is another, or it is not one of
+    the choices. Only for options of the engine and of the server."""
 
     @property
     def flag(self) -> str:
         return _flag(self.name)
+
+    @property
+    def flags(self) -> list[str]:
+        """The flag, and those of its other names."""
+        return [self.flag, *map(_flag, self.aliases)]
 
     @property
     def usage(self) -> str:
@@ -70,24 +83,37 @@ class FlagSpec:
 
 def engine_flags(defaults: Mapping[str, Any] | None = None) -> list[FlagSpec]:
     """Every option of the engine. `defaults` are the command's own defaults, which the help shows instead."""
-    specs = []
-    for section, field in iter_options():
-        hint = typing.get_type_hints(section)[field.name]
-        metavar = field.metadata["metavar"]
-        specs.append(
-            FlagSpec(
-                name=field.name,
-                help=field.metadata["help"],
-                default=(defaults or {}).get(field.name, field.default),
-                section=_section_title(section),
-                metavar=metavar or _metavar(hint),
-                choices=field.metadata["choices"],
-                convert=memory_size if metavar == "BYTES" else converter(hint),
-                is_switch=is_switch(hint),
-                is_engines=True,
-            )
+    return [
+        dataclasses.replace(
+            option_flag(section, field), default=(defaults or {}).get(field.name, field.default), is_engines=True
         )
-    return specs
+        for section, field in iter_options()
+    ]
+
+
+def option_flag(section: type, field: dataclasses.Field[Any]) -> FlagSpec:
+    """The flag of a field that was declared with `option`."""
+    hint = _hints(section)[field.name]
+    metavar, is_list = field.metadata["metavar"], isinstance(field.default, tuple)
+    is_seconds = field.name.endswith("_s") and _unwrap_optional(hint)[0] is float
+    return FlagSpec(
+        name=field.name,
+        help=field.metadata["help"],
+        default=field.default,
+        section=_section_title(section),
+        metavar=metavar or ("SECONDS" if is_seconds else _metavar(hint)),
+        choices=field.metadata["choices"],
+        convert=memory_size if metavar == "BYTES" else str if is_list else converter(hint),
+        repeatable=is_list,
+        takes_several=field.metadata["takes_several"],
+        is_switch=is_switch(hint),
+        aliases=field.metadata["aliases"],
+        is_secret=field.metadata["is_secret"],
+        check=functools.partial(checked_value, field, hint),
+    )
+
+
+_hints = functools.cache(typing.get_type_hints)
 
 
 def sampling_flags(defaults: Mapping[str, Any] | None = None, *, without: Collection[str] = ()) -> list[FlagSpec]:
@@ -133,14 +159,14 @@ def add_flags(parser: argparse.ArgumentParser, specs: list[FlagSpec]) -> None:
             "help": f"{spec.help} {details}".strip().replace("%", "%%"),
         }
         if spec.is_switch:
-            action = group.add_argument(spec.flag, action=argparse.BooleanOptionalAction, **common)
+            action = group.add_argument(*spec.flags, action=argparse.BooleanOptionalAction, **common)
         elif spec.repeatable:
             several: dict[str, Any] = {"action": "extend", "nargs": "+"} if spec.takes_several else {"action": "append"}
-            action = group.add_argument(spec.flag, type=spec.convert, metavar=spec.metavar, **several, **common)
+            action = group.add_argument(*spec.flags, type=spec.convert, metavar=spec.metavar, **several, **common)
         elif spec.choices:
-            action = group.add_argument(spec.flag, choices=spec.choices, **common)
+            action = group.add_argument(*spec.flags, choices=spec.choices, **common)
         else:
-            action = group.add_argument(spec.flag, type=spec.convert, metavar=spec.metavar, **common)
+            action = group.add_argument(*spec.flags, type=spec.convert, metavar=spec.metavar, **common)
         if spec.is_engines and isinstance(parser, CommandParser):
             parser.leave_to_help_all(action)
 
@@ -149,7 +175,7 @@ def with_shape_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
     """These options, with the defaults that a built-in shape needs, because it has only random weights."""
     if options.get("model") is None:
         return dict(options)
-    from headway.loader.dummy import BUILTIN_SHAPES
+    from headway.loader.builtin_shapes import BUILTIN_SHAPES
 
     needed = {"load_format": "dummy", "dtype": "bfloat16"} if options["model"] in BUILTIN_SHAPES else {}
     return {**needed, **options}
@@ -187,11 +213,10 @@ class CommandParser(argparse.ArgumentParser):
         self._only_in_help_all.append((action, action.help))
         action.help = argparse.SUPPRESS
 
-    def print_help_all(self) -> None:
-        """Print the help with every option."""
+    def show_all(self) -> None:
+        """Show every option, as `--help-all` does."""
         for action, text in self._only_in_help_all:
             action.help = text
-        self.print_help()
 
     def parse(self, arguments: list[str]) -> argparse.Namespace:
         """Parse, options and positionals in any order. An unknown option ends the process with code 2."""
@@ -230,8 +255,22 @@ class _HelpAll(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         assert isinstance(parser, CommandParser)
-        parser.print_help_all()
+        parser.show_all()
+        parser.print_help()
         parser.exit()
+
+
+def suggest(action: argparse.Action, names: Sequence[str]) -> None:
+    """Let shells complete a flag's value with these names, beside files."""
+    setattr(action, _SUGGESTIONS, tuple(names))
+
+
+def suggested(action: argparse.Action) -> tuple[str, ...]:
+    """The names that `suggest` noted."""
+    return getattr(action, _SUGGESTIONS, ())
+
+
+_SUGGESTIONS = "headway_suggestions"
 
 
 def count(least: int, most: int = 10**12) -> Callable[[str], int]:

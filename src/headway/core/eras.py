@@ -151,6 +151,7 @@ class EraScheduler(Scheduler):
     """A scheduler with sealed batches, with separate steps for prompts, or with both."""
 
     admission_kind = EraAdmission
+    can_foresee = False
     _admission: EraAdmission
 
     def __init__(self, config: SchedulerSettings, kv_cache: KVCacheManager) -> None:

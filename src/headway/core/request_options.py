@@ -53,7 +53,7 @@ class RequestOptions:
     tenant: str = _option("", _is_text, "a string")
     """Requests of one tenant share its part of the batch (policy `fair`)."""
     predicted_tokens: float | None = _option(None, _is_positive, "a number above 0")
-    """How many tokens the request is expected to generate (sjf, srpt, ltr, hrrn; dynamic batching)."""
+    """How many tokens the request is expected to generate, where requests are ordered by length."""
     ttft_target_s: float | None = _option(None, _is_positive, "a number above 0")
     """Target for the time from arrival to the first token (policy `slo`)."""
     tpot_target_s: float | None = _option(None, _is_positive, "a number above 0")

@@ -58,6 +58,8 @@ class Scheduler:
     """Owns all live requests. `schedule()` plans a step; `update()` takes in the results, in the order of the steps."""
 
     admission_kind: ClassVar[type[Admission]] = Admission
+    can_foresee: ClassVar[bool] = True
+    """Whether steps are planned as forecasts imagine them."""
 
     def __init__(self, config: SchedulerSettings, kv_cache: KVCacheManager) -> None:
         self.config = config
@@ -87,6 +89,7 @@ class Scheduler:
             policy=self.policy,
             pace=self.pace,
             in_flight=self.landing.in_flight,
+            can_foresee=self.can_foresee,
         )
         self._shares = ShareAllocator(
             kv_cache=kv_cache, policy=self.policy, live=self.live, landing=self.landing, can_enter=self.can_enter
@@ -110,7 +113,7 @@ class Scheduler:
         )
 
     def inherit(self, other: Scheduler) -> None:
-        """Replace another scheduler, which is done. The runner still has to be told to forget its last requests."""
+        """Replace another scheduler, which is done. The runner still has to forget its last requests."""
         self.live.inherit_departures(other.live)
         self._num_steps = other._num_steps
 

@@ -103,6 +103,13 @@ class BlockPump:
         for digest, _ in moves.stored:
             self._tiers.host.store_done(digest, False)
 
+    def clear_disk(self) -> None:
+        """Delete all blocks on disk, including those of other engines with the same model."""
+        index, disk = self._tiers.host.disk, self._transfers.disk
+        if index is not None and disk is not None:
+            index.clear()
+            disk.clear()
+
     def wait(self, most_s: float) -> None:
         """Wait until a transfer has ended, for at most `most_s`."""
         self._transfers.wait(most_s)

@@ -32,7 +32,7 @@ class Completion:
         self._eos_token_ids = frozenset(() if tokenizer is None else tokenizer.eos_token_ids)
         self._token_text = None if tokenizer is None else tokenizer.token_text
         self._text: list[str] = []
-        self._num_told = 0  # tokens that deltas have reported
+        self._num_sent = 0  # tokens that deltas have reported
         self._stops = StopChecker(params.stop_strings, include_in_output=params.include_stop_str_in_output)
         self._detokenizer: IncrementalDetokenizer | None = None
         if tokenizer is not None and params.detokenize:
@@ -46,10 +46,10 @@ class Completion:
             if self._detokenizer is not None:
                 text = self._detokenizer.append((token_id,))
                 self._stops.append(text, search=len(self.token_ids) >= self.params.min_tokens)
-        self._num_told = len(self.token_ids)
+        self._num_sent = len(self.token_ids)
         if self.logprobs is not None:
-            self.logprobs = [{}] * self._num_told
-        status = child.ends_with(self._num_told, self.token_ids[-1]) if self.token_ids else None
+            self.logprobs = [{}] * self._num_sent
+        status = child.ends_with(self._num_sent, self.token_ids[-1]) if self.token_ids else None
         if self._stops.matched is not None:
             self._ending = ("stop", self._stops.matched)
         elif status is not None:
@@ -117,14 +117,14 @@ class Completion:
     def delta(self) -> CompletionOutput:
         """What is new since the last delta. Its text is dropped here once returned. Arguments are by position, as
         above."""
-        told, self._num_told = self._num_told, len(self.token_ids)
+        sent, self._num_sent = self._num_sent, len(self.token_ids)
         text, self._text = self._text, []
         return CompletionOutput(
             self.index,
             text[0] if len(text) == 1 else "".join(text),
-            self.token_ids[told:],
+            self.token_ids[sent:],
             self.cumulative_logprob,
-            None if self.logprobs is None else self.logprobs[told:],
+            None if self.logprobs is None else self.logprobs[sent:],
             self.finish_reason,
             self.stop_reason,
         )

@@ -32,6 +32,7 @@ from headway.core import (
     check_invariants,
 )
 from headway.core.forecast.forecaster import Forecast
+from headway.core.kv.manager import CacheReset
 from headway.core.landing import LaunchedStep
 from headway.core.scheduler_output import BatchSnapshot
 from headway.engine.block_pump import create_pump
@@ -88,7 +89,7 @@ class EngineCore:
         self.scheduler.add_request(request, now_s=self._now())
 
     def forecast(self, request: Request) -> Forecast | None:
-        """Return what to expect of a request that is about to be added; `None` if that cannot be told."""
+        """Return what to expect of a request that is about to be added; `None` if that is not known."""
         if not self.scheduler.has_unfinished_requests:
             self.drain()  # what these steps would have taken is not waited for
         return self.scheduler.forecaster.forecast(request, now_s=self._now())
@@ -135,6 +136,13 @@ class EngineCore:
         while self.scheduler.in_flight:
             steps.append(self._take_result())
         return steps
+
+    def reset_prefix_cache(self, *, with_disk: bool = False) -> CacheReset:
+        """Forget all cached blocks that no request uses or waits for. `with_disk`: those on disk are deleted too."""
+        outcome = self.scheduler.kv_cache.forget_idle()
+        if with_disk and self._pump is not None:
+            self._pump.clear_disk()
+        return outcome
 
     def check_invariants(self) -> None:
         """Raise `AssertionError` if requests, queue and blocks disagree."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-from headway.config import EngineConfig, ModelConfig, ResolvedConfig
+from headway.config import EngineConfig, ResolvedConfig
 from headway.core import Request, RequestStatus, RequestUpdate
 from headway.core.create import create_scheduler
 from headway.core.forecast.forecaster import Forecast
+from headway.core.kv.manager import CacheReset
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from headway.engine.beam_requests import BeamRequests, SearchedStep
 from headway.engine.engine_core import EngineCore
@@ -22,7 +21,7 @@ from headway.engine.prompt_forms import Prompt
 from headway.engine.request_preparer import PreparedRequest, RequestPreparer
 from headway.engine.step_report import EngineStep
 from headway.engine.utilisation import UtilisationMeter
-from headway.errors import ConfigError, InvalidRequestError
+from headway.errors import InvalidRequestError
 from headway.executor import MaskedExecutor
 from headway.executor.guided import GuidedExecutor
 from headway.models.decoder_config import DecoderConfig
@@ -32,12 +31,10 @@ from headway.sampling_params import SamplingParams
 from headway.structured.compiling import GrammarCompiler
 from headway.structured.guides import Guides
 from headway.tokenizer import Tokenizer
+from headway.tokenizer.own_template import use_chat_template
 from headway.tracing import span
 from headway.worker.memory_plan import MemoryPlan
 from headway.worker.step_costs import planned_costs
-
-if TYPE_CHECKING:
-    from headway.models.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -94,24 +91,24 @@ class LLMEngine:
         # Heavy, and not needed with an executor from outside.
         from headway.executor.local import LocalExecutor
         from headway.executor.ranks import RanksExecutor
-        from headway.loader import open_checkpoint
-        from headway.loader.embedded import embedded_model_path
+        from headway.loader.chosen_model import open_draft, open_model
+        from headway.loader.model_tokenizer import open_tokenizer
         from headway.worker.formats import choose_device
         from headway.worker.rank_start import first_rank
 
         # First: what is wrong with a file need not wait for the model.
         lengths = AnswerLengths.from_config(config.prediction) if predicts else None
         resolved = config.resolve(choose_device(config.device.device).type)
-        model = config.model.model or str(embedded_model_path())
-        checkpoint = open_checkpoint(model, config.model.load_format, seed=config.model.seed)
-        tokenizer = _open_tokenizer(config.model.tokenizer) if config.model.tokenizer else checkpoint.tokenizer()
+        checkpoint = open_model(config.model)
+        tokenizer = open_tokenizer(config.model.tokenizer) if config.model.tokenizer else checkpoint.tokenizer()
+        use_chat_template(tokenizer, config.model.chat_template)
         if tokenizer is not None:
             tokenizer.drop_end_tokens_outside(checkpoint.config.vocab_size)
         eos_token_ids = () if tokenizer is None else tokenizer.eos_token_ids
-        draft = _open_draft(config.model)
+        draft = open_draft(config.model)
         executor: LocalExecutor | RanksExecutor
         if resolved.device.tensor_parallel_size > 1:
-            with first_rank(resolved, model=model, eos_token_ids=eos_token_ids) as start:
+            with first_rank(resolved, eos_token_ids=eos_token_ids) as start:
                 executor = RanksExecutor(start, checkpoint, draft, progress)
         else:
             executor = LocalExecutor.from_config(
@@ -146,7 +143,7 @@ class LLMEngine:
         self.submit_all([request], stream=stream)
 
     def forecast(self, request: PreparedRequest) -> Forecast | None:
-        """Return what to expect of a prepared request that is about to be submitted; `None` if that cannot be told.
+        """Return what to expect of a prepared request that is about to be submitted; `None` if that is not known.
         For a request with several completions it is the forecast of the first of them."""
         return self.core.forecast(request.children[0])
 
@@ -296,6 +293,10 @@ class LLMEngine:
         """Whether any request is waiting or running."""
         return self.core.has_unfinished_requests
 
+    def reset_prefix_cache(self, *, with_disk: bool = False) -> CacheReset:
+        """Forget all cached blocks that no request uses or waits for. `with_disk`: those on disk are deleted too."""
+        return self.core.reset_prefix_cache(with_disk=with_disk)
+
     def check_invariants(self) -> None:
         """Raise `AssertionError` if requests, queue and blocks disagree."""
         self.core.check_invariants()
@@ -322,25 +323,3 @@ def _note_end(lengths: AnswerLengths, ended: EndedCompletion) -> None:
         finish_reason=ended.finish_reason,
         arrival_s=time.time() - ended.age_s,
     )
-
-
-def _open_draft(config: ModelConfig) -> Checkpoint | None:
-    """The draft model, if there is one."""
-    from headway.loader import open_checkpoint
-
-    if config.draft_model is None:
-        return None
-    return open_checkpoint(config.draft_model, config.load_format, seed=config.seed)
-
-
-def _open_tokenizer(source: str) -> Tokenizer:
-    """A tokenizer from a source other than the model: a folder with tokenizer.json, or a GGUF file."""
-    from headway.loader import open_checkpoint
-    from headway.tokenizer import tokenizer_from_folder
-
-    if os.path.isdir(source):
-        return tokenizer_from_folder(source)
-    tokenizer = open_checkpoint(source).tokenizer()
-    if tokenizer is None:
-        raise ConfigError(f"'{source}' has no tokenizer.")
-    return tokenizer

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import msgspec
 
+from headway.core.kv.cache_report import CacheChanges
 from headway.engine.driver import EngineDriver, Newcomer
 from headway.engine.llm_engine import LLMEngine
 from headway.engine.step_report import EngineStep
@@ -32,10 +33,12 @@ from headway.wire.messages import (
     AbortRequests,
     AddRequest,
     CacheNews,
+    CacheResetDone,
     Delta,
     FromEngine,
     ReportCache,
     RequestForecast,
+    ResetCache,
     Shutdown,
     StepBatch,
     ToEngine,
@@ -71,10 +74,12 @@ class EngineLoop:
         *,
         counted: EngineStats | None = None,
         reports_cache: bool = False,
+        reports_tokens: bool = False,
         blocks: BlockServer | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`blocks`: the server that hands out this engine's KV blocks between two steps."""
+        """`reports_tokens`: reports of the cache have the tokens of the blocks. `blocks`: the server that hands out
+        this engine's KV blocks between two steps."""
         self.is_over = False
         self._engine = engine
         self._driver = EngineDriver(engine, self, is_replaceable=True, now=now)
@@ -89,7 +94,9 @@ class EngineLoop:
             utilisation=engine.utilisation.stats,
         )
         prefix_cache = engine.core.scheduler.kv_cache.prefix_cache
-        self._cache = prefix_cache.follow_changes() if reports_cache and prefix_cache is not None else None
+        self._cache: CacheChanges | None = None
+        if reports_cache and prefix_cache is not None:
+            self._cache = prefix_cache.follow_changes(with_contents=reports_tokens)
         self._snapshots = SnapshotMaker(engine.core.scheduler, engine.beams, now=now)
         self._last_params: SamplingParams | None = None  # of the request that came last, if they could be read
         self._grammars = AwaitedGrammars(engine.guides, on_done=channel.wake)
@@ -194,6 +201,8 @@ class EngineLoop:
         elif isinstance(message, ReportCache):
             if self._cache is not None:
                 self._cache.tell_all()
+        elif isinstance(message, ResetCache):
+            self._reset_cache(message)
         elif isinstance(message, Shutdown):
             self.drain(message.drain_s)
 
@@ -300,12 +309,24 @@ class EngineLoop:
         self._has_blocks_to_serve = blocks.serve()
         self._stats_are_stale |= blocks.stats.num_sent_blocks > num_before
 
+    def _reset_cache(self, message: ResetCache) -> None:
+        outcome = self._engine.reset_prefix_cache(with_disk=message.with_disk)
+        self._stats_are_stale = True
+        self._snapshots.note_blocks_changed()
+        self._channel.send(CacheResetDone(message.name, outcome.num_forgotten, outcome.num_kept))
+
     def _tell_cache(self) -> bool:
         """Send one report of changes in the prefix cache, of limited size. Returns whether there were any."""
         report = None if self._cache is None else self._cache.report()
         if report is not None:
             self._channel.send(
-                CacheNews(report.number, list(report.stored), list(report.evicted), is_whole=report.is_whole)
+                CacheNews(
+                    report.number,
+                    list(report.stored),
+                    list(report.evicted),
+                    is_whole=report.is_whole,
+                    contents=list(report.contents),
+                )
             )
         return report is not None
 

@@ -18,8 +18,7 @@ from headway.engine.prompt_forms import Prompt
 from headway.engine.request_preparer import PreparedRequest
 from headway.errors import ConfigError, InvalidRequestError
 from headway.executor.fake import FakeExecutor, FakeStep
-from headway.loader import open_checkpoint
-from headway.loader.embedded import embedded_model_path
+from headway.loader.chosen_model import open_model
 from headway.sampling_params import SamplingParams
 from headway.worker.memory_plan import MemoryPlan
 
@@ -33,7 +32,7 @@ def create_engine(options: dict[str, Any]) -> LLMEngine:
     config = EngineConfig.from_options(**options).resolve("cpu")
     if config.cache.disk_cache:
         raise ConfigError("disk_cache keeps KV blocks, and this engine has none.")
-    checkpoint = open_checkpoint(config.model.model or str(embedded_model_path()), config.model.load_format)
+    checkpoint = open_model(config.model)
     tokenizer = checkpoint.tokenizer()
     token_ids = [1] if tokenizer is None else tokenizer.encode(TEXT, add_special_tokens=False)
     plan = MemoryPlan(

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headway.child_process import show_stacks_on_signal
+from headway.child_process import show_logs, show_stacks_on_signal
 from headway.errors import ConfigError, EngineDeadError, HeadwayError
 from headway.wire.channel import ChannelClosedError, EngineChannel
 from headway.wire.frames import BrokenFrameError
@@ -137,7 +137,7 @@ def create_engine(options: dict[str, Any]) -> LLMEngine:
     config = EngineConfig.from_options(**options)
     begun_s = time.monotonic()
     from headway.engine.llm_engine import LLMEngine
-    from headway.executor.local import LocalExecutor  # noqa: F401  (brings torch, so that its time is told apart)
+    from headway.executor.local import LocalExecutor  # noqa: F401  (imports torch: its time is measured alone)
 
     imported_s = time.monotonic()
     logger.info("libraries imported in %.1f s", imported_s - begun_s)
@@ -160,7 +160,7 @@ def _serve(channel: EngineChannel, factory: str, listener: socket.socket | None)
     start = _receive_start(channel)
     if start.cores:
         os.sched_setaffinity(0, start.cores)
-    logging.basicConfig(level=start.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    show_logs(start.log_level, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     pulse = Pulse(channel, interval_s=start.heartbeat_s)
     pulse.start()
     try:
@@ -283,7 +283,14 @@ def _run(
     from headway.engine_process.engine_loop import EngineLoop  # brings torch, which a wrong option need not wait for
     from headway.worker.nvml import NvmlPolling
 
-    loop = EngineLoop(engine, channel, counted=start.counted, reports_cache=start.reports_cache, blocks=blocks)
+    loop = EngineLoop(
+        engine,
+        channel,
+        counted=start.counted,
+        reports_cache=start.reports_cache,
+        reports_tokens=start.reports_tokens,
+        blocks=blocks,
+    )
     pulse.follow(loop)
     signal.signal(signal.SIGTERM, lambda *_: loop.drain(SIGTERM_DRAIN_S))
     nvml = NvmlPolling.of_device(engine.plan.device, engine.utilisation.stats)

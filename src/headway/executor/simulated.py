@@ -25,7 +25,7 @@ _TOKEN = SampledTokens((0,))
 
 
 class VirtualClock:
-    """A clock that moves only when told to."""
+    """A clock that moves only when it is set."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

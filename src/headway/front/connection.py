@@ -23,6 +23,7 @@ from headway.errors import EngineStartError
 from headway.wire.frames import BrokenFrameError, FrameReader, pack
 from headway.wire.messages import (
     CacheNews,
+    CacheResetDone,
     EngineReady,
     FromEngine,
     Heartbeat,
@@ -40,7 +41,7 @@ EXIT_GRACE_S = 3.0
 """How long a process may take to exit after its drain time, or after its socket was closed."""
 KILLED_S = 2.0
 """How long to wait for a killed process to end. A process that the kernel cannot end is not waited for any longer."""
-News = StepBatch | Snapshot | CacheNews | Heartbeat
+News = StepBatch | Snapshot | CacheNews | CacheResetDone | Heartbeat
 
 
 class EngineProcess(Protocol):

@@ -36,6 +36,7 @@ class Deployment:
         scaling: ScalingRule | None = None,
         router: str = "prefix-aware",
         reports_caches: bool = False,
+        reports_tokens: bool = False,
         roles: Roles | None = None,
         carrier: Literal["auto", "tcp"] = "auto",
         cluster: Cluster | None = None,
@@ -43,8 +44,9 @@ class Deployment:
         """`options` are those of `EngineConfig`, flat. `factory` names another engine (see `engine_process`) and may
         accept other options. `num_replicas` engines run on this machine or on a `cluster`; with `scaling` this is the
         initial number. `reports_caches`: replicas report the content of their prefix caches even if the router does not
-        need it, so that it can be followed. `roles` divides prefill and decode and replaces `num_replicas`. `carrier`:
-        how their blocks travel, as in `BlockExchange`; between machines it is TCP."""
+        need it, so that it can be followed; with `reports_tokens` also the tokens of the blocks. `roles` divides
+        prefill and decode and replaces `num_replicas`. `carrier`: how their blocks travel, as in `BlockExchange`;
+        between machines it is TCP."""
         if roles is not None and scaling is not None:
             raise ConfigError("roles are for a fixed number of replicas, without scaling.")
         if roles is not None and sys.platform != "linux":
@@ -60,7 +62,15 @@ class Deployment:
                 f"There must be at least one replica, within the limits of scaling, not {self.num_started}."
             )
         needs_reports = self.create_router().needs_digests and (most > 1 or roles is not None)
-        spec = EngineSpec(dict(options or {}), factory, log_level, reports_cache=reports_caches or needs_reports)
+        # Front ends apply the template. Engines get tokens, and may run where there is no such file.
+        engine_options = {name: value for name, value in (options or {}).items() if name != "chat_template"}
+        spec = EngineSpec(
+            engine_options,
+            factory,
+            log_level,
+            reports_cache=reports_caches or reports_tokens or needs_reports,
+            reports_tokens=reports_tokens,
+        )
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         place = divide if cluster is None else cluster.specs
         if roles is None:

@@ -16,10 +16,13 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from headway.core.kv.manager import CacheReset
 from headway.errors import EngineUnavailableError
+from headway.front.cache_resets import CacheResets
 from headway.front.connection import News
 from headway.front.deployment import Deployment
 from headway.front.dispatch import Dispatch
+from headway.front.kv_event_format import EventBatch
 from headway.front.prefills import Prefills
 from headway.front.replica import Replica
 from headway.front.resumption import ENGINE_STOPPED, Resumption
@@ -29,7 +32,15 @@ from headway.front.supervision import TICK_S, Backoff, Patience
 from headway.front.watch_streams import CacheStream, SnapshotStream
 from headway.front.watchers import CacheFollowers, SnapshotViewers
 from headway.wire.engine_stats import EngineStats, summed
-from headway.wire.messages import AddRequest, BlockSnapshot, CacheNews, EngineReady, StepBatch, StepSnapshot
+from headway.wire.messages import (
+    AddRequest,
+    BlockSnapshot,
+    CacheNews,
+    CacheResetDone,
+    EngineReady,
+    StepBatch,
+    StepSnapshot,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +91,7 @@ class EngineClient:
         self._resumption = Resumption(dispatch, resumes=resumes, now=_now_s)
         self._viewers = SnapshotViewers(self.replicas)
         self._followers = CacheFollowers(self.replicas, [router.index for router in self._routers])
+        self._cache_resets = CacheResets(self.replicas)
         self._step_listeners: list[Callable[[EngineStats], None]] = []
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -148,8 +160,8 @@ class EngineClient:
 
     @property
     def stats(self) -> EngineStats:
-        """Statistics of all replicas together, as of the last step. Counters continue over restarts. A prompt computed
-        by a prefill replica counts only in the replica that answers."""
+        """Statistics of all replicas together, as of the last step. Counters continue over restarts. A prompt that
+        one replica computes for another counts only in the one that answers."""
         if len(self.replicas) == 1:
             return self.replicas[0].stats
         return summed(
@@ -214,6 +226,16 @@ class EngineClient:
         nothing about replicas that do not report."""
         return self._followers.follow()
 
+    def publish_caches(self, offer: Callable[[EventBatch], bool]) -> None:
+        """Hand every change of the prefix caches to `offer`, which returns whether it has taken it. The deployment must
+        report tokens, and nothing may have been started."""
+        self._followers.publish(offer)
+
+    async def reset_caches(self, *, with_disk: bool = False) -> CacheReset:
+        """Forget all cached blocks of all replicas that no request uses. `with_disk`: those on disk are deleted too.
+        Raises `EngineUnavailableError` if an engine does not answer."""
+        return await self._cache_resets.reset(with_disk=with_disk)
+
     def add_step_listener(self, listener: Callable[[EngineStats], None]) -> None:
         """Call `listener` with the statistics of every step, in order, and also after an abort without a new step."""
         self._step_listeners.append(listener)
@@ -231,6 +253,8 @@ class EngineClient:
                 self._call_listeners(news.stats)
         elif type(news) is CacheNews:
             self._followers.receive(replica.place, news)
+        elif type(news) is CacheResetDone:
+            self._cache_resets.receive(replica.place, news)
         elif type(news) is StepSnapshot or type(news) is BlockSnapshot:
             self._viewers.push(replica.place, news)
 
@@ -258,6 +282,7 @@ class EngineClient:
         self._prefills.note_loss(replica)
         self._routers[replica.place].remove(replica.place)
         self._followers.start_anew(replica.place)
+        self._cache_resets.note_loss(replica.place)
         self._resumption.note_loss(replica)
 
     def note_problem(self, replica: Replica) -> None:

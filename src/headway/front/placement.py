@@ -29,6 +29,8 @@ class EngineSpec:
     """The factory of another engine (see `engine_process`)."""
     log_level: str = "INFO"
     reports_cache: bool = False
+    reports_tokens: bool = False
+    """Whether these reports have the tokens of the blocks."""
     cores: tuple[int, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     home: Home | None = None

@@ -229,7 +229,13 @@ class RayHome:
 
     async def open(self, start: Start) -> tuple[socket.socket, EngineProcess]:
         # Other front ends of the engine may ask for what its cache holds.
-        own = {"options": start.options, "log_level": start.log_level, "blocks": start.blocks, "reports_cache": True}
+        own = {
+            "options": start.options,
+            "log_level": start.log_level,
+            "blocks": start.blocks,
+            "reports_cache": True,
+            "reports_tokens": start.reports_tokens,
+        }
         return await in_thread(functools.partial(self._open, own))
 
     def _open(self, start: dict[str, Any]) -> tuple[socket.socket, EngineProcess]:

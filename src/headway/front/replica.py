@@ -222,6 +222,7 @@ class Replica:
             counted=self.stats,
             heartbeat_s=self._watchdog.patience.heartbeat_s,
             reports_cache=spec.reports_cache,
+            reports_tokens=spec.reports_tokens,
             cores=list(spec.cores),
             blocks=spec.blocks,
         )

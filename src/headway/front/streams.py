@@ -63,7 +63,7 @@ class RequestStream:
         self._has_begun = False
         self._has_news = False  # a forecast that the reader has not seen
         self.forecast: RequestForecast | None = None
-        """What the engine expected when it queued the request; None if it has not told."""
+        """What the engine expected when it queued the request; None if it has not sent that."""
         self._on_end: Callable[[], None] | None = None
         self._waiter = Waiter()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from headway.core.kv.cache_report import CacheReport
 from headway.front.cache_index import CacheIndex
+from headway.front.kv_event_format import EventBatch, KVEventFeed
 from headway.front.watch_streams import CacheEvent, CacheStream, SnapshotStream, present_state
 from headway.wire.messages import CacheNews, EngineReady, ReportCache, Snapshot, Watch
 
@@ -64,14 +65,25 @@ class SnapshotViewers:
 
 
 class CacheFollowers:
-    """Applies reports of prefix caches to the routers' indexes and passes them on to followers."""
+    """Applies reports of prefix caches to the routers' indexes and passes them on to followers and to gateways."""
 
     def __init__(self, replicas: Sequence[WatchedReplica], indexes: Sequence[CacheIndex]) -> None:
         """`indexes`: for each replica, the index that covers its cache."""
         self._replicas = replicas
         self._indexes = indexes
         self._followers: list[CacheStream] = []
+        self._feed: KVEventFeed | None = None
         self._is_closed = False
+
+    def publish(self, offer: Callable[[EventBatch], bool]) -> None:
+        """Hand all changes to `offer`, which returns whether it has taken them. Must be called before a replica is
+        started."""
+        self._feed = KVEventFeed(
+            len(self._replicas),
+            block_size=lambda place: _block_size(self._replicas[place]),
+            offer=offer,
+            ask_again=lambda place: self._replicas[place].send(ReportCache()),
+        )
 
     def follow(self) -> CacheStream:
         """Return a stream of each cache's content and then of every change, until the stream is closed."""
@@ -84,12 +96,15 @@ class CacheFollowers:
     def receive(self, place: int, news: CacheNews) -> None:
         """Apply a replica's report. If an earlier one was lost, ask the replica to report its whole cache."""
         replica = self._replicas[place]
-        report = CacheReport(news.number, news.stored, news.evicted, news.is_whole)
+        report = CacheReport(news.number, news.stored, news.evicted, news.is_whole, news.contents)
         is_known = self._indexes[place].apply(place, report)
         if not is_known:
             replica.send(ReportCache())
         if not is_known or report.is_whole:
             self.start_anew(place)
+        if is_known and self._feed is not None:
+            self._feed.take(place, report)
+        if not is_known or report.is_whole:
             return
         for follower in self._followers:
             follower.push(
@@ -99,7 +114,9 @@ class CacheFollowers:
             )
 
     def start_anew(self, place: int) -> None:
-        """Tell followers that a cache's previous state is no longer valid."""
+        """Tell all that a cache's previous state is no longer valid."""
+        if self._feed is not None:
+            self._feed.clear(place)
         for follower in self._followers:
             follower.start_anew(place)
 

@@ -153,7 +153,7 @@ def key_numbers(stored, dtype: tl.constexpr):
 
 @triton.jit
 def _code(words, place: tl.constexpr, bits: tl.constexpr):
-    """int32: so many bits of each word."""
+    """int32: `bits` bits of each word, the ones at `place`."""
     return (words.to(tl.int32) >> (place * bits)) & ((1 << bits) - 1)
 
 

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.errors import ConfigError, ModelNotFoundError
+from headway.loader.builtin_shapes import BUILTIN_SHAPES
+from headway.loader.hub import HubModel, find_model
 
 if TYPE_CHECKING:
     # This imports torch, which the server's front end avoids: it uses this module only for paths and tokenizers.
     from headway.models.checkpoint import Checkpoint
 
-__all__ = ["LOAD_FORMATS", "download", "looks_like_hub_id", "open_checkpoint"]
+__all__ = ["LOAD_FORMATS", "find_path", "open_checkpoint"]
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
-_IGNORED = ["consolidated*.safetensors", "original/*"]
 
-
-def open_checkpoint(model: str | Path, load_format: str = "auto", *, seed: int = 0) -> Checkpoint:
+def open_checkpoint(
+    model: str | Path, load_format: str = "auto", *, seed: int = 0, revision: str | None = None, offline: bool = False
+) -> Checkpoint:
     """Open `model`: a folder, a .gguf file, or a hub id (fetched if it is not in the hub cache).
 
     `auto` looks at what is there; `safetensors` and `gguf` insist on that format; `dummy` takes only the shape (a
@@ -32,19 +31,44 @@ def open_checkpoint(model: str | Path, load_format: str = "auto", *, seed: int =
     if load_format == "dummy":
         from headway.loader.dummy import DummyCheckpoint
 
+        _refuse_revision(revision, f"random weights of {model}")
         return DummyCheckpoint(model, seed)
-    path = Path(model).expanduser()
+    path = find_path(model, load_format, revision=revision, offline=offline)
+    name = None if path == Path(model).expanduser() else str(model)
     try:
         if path.is_file():
-            return _open_file(path, load_format)
-        if path.is_dir():
-            return _open_folder(path, load_format)
+            return _open_file(path, load_format, name)
+        return _open_folder(path, load_format, name)
     except PermissionError as error:
         raise ModelNotFoundError(f"{path} cannot be read: {error.strerror}") from error
-    return _open_hub(str(model), load_format)
 
 
-def _open_file(path: Path, load_format: str) -> Checkpoint:
+def find_path(
+    model: str | Path, load_format: str = "auto", *, revision: str | None = None, offline: bool = False
+) -> Path:
+    """The folder or file of a model: a path, or a hub id, which is fetched if the cache does not have it."""
+    path = Path(model).expanduser()
+    try:
+        is_here = path.exists()
+    except PermissionError as error:
+        raise ModelNotFoundError(f"{path} cannot be read: {error.strerror}") from error
+    if is_here:
+        _refuse_revision(revision, str(model))
+        return path
+    if model in BUILTIN_SHAPES:
+        raise ModelNotFoundError(f"{str(model)!r} is a shape without weights; use it with load_format 'dummy'")
+    on_hub = HubModel.parse(str(model), revision)
+    if on_hub is None:
+        raise ModelNotFoundError(f"no file or folder {str(model)!r}; give a model folder, a .gguf file, or a hub id")
+    return find_model(on_hub, load_format, offline=offline)
+
+
+def _refuse_revision(revision: str | None, model: str) -> None:
+    if revision is not None:
+        raise ConfigError(f"revision is for models of the Hugging Face hub, and the model is {model}.")
+
+
+def _open_file(path: Path, load_format: str, name: str | None = None) -> Checkpoint:
     with path.open("rb") as file:
         is_gguf = file.read(4) == b"GGUF"
     if load_format == "safetensors" or not (is_gguf or path.suffix == ".gguf"):
@@ -55,14 +79,14 @@ def _open_file(path: Path, load_format: str) -> Checkpoint:
         )
     from headway.loader.gguf_checkpoint import GGUFCheckpoint
 
-    return GGUFCheckpoint(path)
+    return GGUFCheckpoint(path, name)
 
 
 def _open_folder(folder: Path, load_format: str, name: str | None = None) -> Checkpoint:
     if load_format == "gguf" or not (folder / "config.json").is_file():
         files = sorted(folder.glob("*.gguf"))
         if len(files) == 1 and load_format != "safetensors":
-            return _open_file(files[0], load_format)
+            return _open_file(files[0], load_format, name)
         if len(files) > 1:
             listed = ", ".join(file.name for file in files)
             raise ModelNotFoundError(f"{folder} has several GGUF files; give the path of one of them: {listed}")
@@ -71,32 +95,3 @@ def _open_folder(folder: Path, load_format: str, name: str | None = None) -> Che
     from headway.loader.hf_folder import HFFolderCheckpoint
 
     return HFFolderCheckpoint(folder, name)
-
-
-def _open_hub(model: str, load_format: str) -> Checkpoint:
-    from headway.loader.dummy import BUILTIN_SHAPES
-
-    if model in BUILTIN_SHAPES:
-        raise ModelNotFoundError(f"{model!r} is a shape without weights; use it with load_format 'dummy'")
-    if load_format == "gguf" or not looks_like_hub_id(model):
-        raise ModelNotFoundError(f"no file or folder {model!r}; give a model folder, a .gguf file, or a hub id")
-    return _open_folder(download(model), load_format, name=model)
-
-
-def looks_like_hub_id(model: str) -> bool:
-    """`owner/name` or `name`; a path with other separators, or with a file's ending, is not one."""
-    return _HUB_ID.fullmatch(model) is not None and not model.endswith((".gguf", ".json", ".safetensors"))
-
-
-def download(model: str) -> Path:
-    """The folder of a hub model, downloaded if it is not in the cache."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(model, allow_patterns=_PATTERNS, ignore_patterns=_IGNORED))
-    except Exception as error:  # the library raises its own, the HTTP client's and the system's errors
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelNotFoundError(
-            f"no file or folder {model!r}, and fetching it from the Hugging Face hub failed: {reason}. "
-            "Check the name and the network, or give the path of a local model folder or .gguf file"
-        ) from error

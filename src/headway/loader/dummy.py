@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from headway.errors import ModelNotFoundError
-from headway.loader.hf_folder import folder_tokenizer, read_json, require_config
+from headway.loader.builtin_shapes import BUILTIN_SHAPES
+from headway.loader.folder_files import read_json, require_config
+from headway.loader.hf_folder import folder_tokenizer
 from headway.models.assembly import expected_tensors
 from headway.models.checkpoint import Checkpoint, TensorInfo
 from headway.models.hf_config import config_from_hf
@@ -24,54 +26,6 @@ if TYPE_CHECKING:
     from headway.tokenizer import Tokenizer
 
 _STD = 0.02
-
-_LLAMA31_8B: Mapping[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "rope_scaling": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    },
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
-
-BUILTIN_SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "qwen3-0.6b": {
-        "architectures": ["Qwen3ForCausalLM"],
-        "vocab_size": 151936,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-    },
-    "llama31-8b": _LLAMA31_8B,
-    "llama31-70b": {
-        **_LLAMA31_8B,
-        "hidden_size": 8192,
-        "intermediate_size": 28672,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
-    },
-}
 
 
 class DummyCheckpoint(Checkpoint):

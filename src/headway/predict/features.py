@@ -137,7 +137,7 @@ class PromptKeys:
 
 @dataclass(frozen=True, slots=True)
 class PromptFeatures:
-    """All that is kept of a prompt. Two prompts with the same features cannot be told apart."""
+    """All that is kept of a prompt. To a predictor, two prompts with the same features are the same."""
 
     keys: PromptKeys
     temperature: float

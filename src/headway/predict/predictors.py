@@ -178,7 +178,7 @@ class _Lookup:
 
     def __call__(self, prompt: PromptView) -> float:
         if prompt.request_id is None or prompt.request_id not in self._lengths:
-            raise PredictorError(f"The oracle was not told the length of request '{prompt.request_id}'.")
+            raise PredictorError(f"The oracle has no length for request '{prompt.request_id}'.")
         return self._lengths[prompt.request_id]
 
 

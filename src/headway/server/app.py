@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from http import HTTPStatus
 
 import msgspec
@@ -18,17 +19,14 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.server.api import openapi
+from headway.server.api.admin_routes import AdminRoutes
 from headway.server.api.api_errors import ApiError, from_exception, from_status, no_such_path, wrong_method
+from headway.server.api.gateway_headers import DROPPED_REASON, dropped_reason
+from headway.server.api.gateway_routes import Invocations, KServeRoutes
+from headway.server.api.kv_event_stream import KVEvents
 from headway.server.api.message_errors import MESSAGES_PATH, message_error
-from headway.server.api.routes import (
-    ChatCompletions,
-    Completions,
-    Detokenize,
-    Embeddings,
-    InfoRoutes,
-    KVEvents,
-    Tokenize,
-)
+from headway.server.api.routes import ChatCompletions, Completions, Embeddings, InfoRoutes
+from headway.server.api.tokenizer_routes import Detokenize, Tokenize
 from headway.server.api.translated_routes import CountTokens, InputTokens, Messages, Responses, stored_response
 from headway.server.api.wait_report import EXPOSED_HEADERS
 from headway.server.http.access_control import OPEN_PATHS, ORIGIN_HEADERS, WebPages
@@ -50,7 +48,7 @@ _WANTED = frozenset({b"authorization", b"x-api-key", b"x-request-id", b"tracepar
 
 def create_app(services: Services, extra_routes: list[BaseRoute] | None = None) -> ASGIApp:
     """Return the server as an ASGI application. `extra_routes`, of the page, are tried after the API's own routes."""
-    info = InfoRoutes(services)
+    info, kserve, admin = InfoRoutes(services), KServeRoutes(services), AdminRoutes(services)
     routes: list[BaseRoute] = [
         Route("/v1/chat/completions", ChatCompletions(services), methods=["POST"]),
         Route("/v1/completions", Completions(services), methods=["POST"]),
@@ -60,6 +58,7 @@ def create_app(services: Services, extra_routes: list[BaseRoute] | None = None) 
         Route("/v1/responses/{id:path}", stored_response, methods=["GET", "POST", "DELETE"]),
         Route("/v1/messages", Messages(services), methods=["POST"]),
         Route("/v1/messages/count_tokens", CountTokens(services), methods=["POST"]),
+        Route("/invocations", Invocations(services), methods=["POST"]),
         Route("/v1/kv_events", KVEvents(services), methods=["GET"]),
         Route("/v1/models", info.models),
         Route("/v1/models/{name:path}", info.model),
@@ -68,6 +67,12 @@ def create_app(services: Services, extra_routes: list[BaseRoute] | None = None) 
         Route("/health", info.health),
         Route("/ready", info.health),
         Route("/ping", info.health, methods=["GET", "POST"]),
+        Route("/v2/health/live", kserve.live),
+        Route("/v2/health/ready", kserve.ready),
+        Route("/v2/models/{name:path}/ready", kserve.model_ready),
+        Route("/v2/models/{name:path}", kserve.model),
+        Route("/server_info", admin.server_info),
+        Route("/reset_prefix_cache", admin.reset_prefix_cache, methods=["POST"]),
         Route("/load", info.load),
         Route("/tokenizer_info", info.tokenizer),
         Route("/metrics", info.metrics),
@@ -86,7 +91,7 @@ def create_app(services: Services, extra_routes: list[BaseRoute] | None = None) 
             allow_methods=["GET", "POST"],
             allow_headers=["authorization", "content-type", "x-request-id", *ANTHROPIC_HEADERS],
             allow_private_network=True,
-            expose_headers=["x-request-id", "retry-after", *EXPOSED_HEADERS],
+            expose_headers=["x-request-id", "retry-after", DROPPED_REASON, *EXPOSED_HEADERS],
         )
     return app
 
@@ -164,6 +169,7 @@ class Gate:
             raise failure
         is_message = record.path.startswith(MESSAGES_PATH)
         body = msgspec.json.encode(message_error(failure, request_id=record.request_id)) if is_message else None
+        failure.headers |= dropped_reason(failure)
         await send_error(send, failure, body)
 
     def _as_api_error(self, error: Exception, record: AccessRecord) -> ApiError:
@@ -177,7 +183,8 @@ class Gate:
 
     def _close(self, record: AccessRecord) -> None:
         route = record.path if record.path in self._routes else "other"
-        self._services.metrics.count_response(route, record.status or 0)
+        duration_s = time.perf_counter() - record.started_s
+        self._services.metrics.observe_response(route, record.method, record.status or 0, duration_s)
         for note in self._services.on_request_end:
             note(record)
 

@@ -7,19 +7,22 @@ import ipaddress
 import math
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
-from headway.config import check_values, option
 from headway.errors import ConfigError
+from headway.front.kv_events_config import KVEventsConfig
 from headway.front.roles import Roles
 from headway.front.router import ROUTERS
+from headway.option_fields import check_values, option
 from headway.price import check_price
 from headway.server.admission.queue_shares import TenantLimits
 from headway.structured.reasoning_formats import REASONING_FORMATS
 from headway.structured.tool_call_formats import TOOL_FORMATS
+from headway.text_files import read_small_text
 
 API_KEY_VARIABLE = "HEADWAY_API_KEY"
 """Environment variable with one more API key, which keeps the key out of process lists."""
+
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 _HOST = re.compile(r"[^\s:/\[\]]+|\[[0-9A-Fa-f:.]+\]")
 _ORIGIN = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://({_HOST.pattern})(:\d+)?")
@@ -33,9 +36,10 @@ class ServerConfig:
     port: int = option(8000, "TCP port to listen on. 0 picks a free one.")
     api_key: tuple[str, ...] = option(
         (),
-        "Key that clients must send, as 'Authorization: Bearer KEY', on every route but /health, /ready, /ping. "
-        f"${API_KEY_VARIABLE} adds one. Without any, all clients that reach the port may use the server.",
+        "Key that clients must send, as 'Authorization: Bearer KEY', on every route but /health, /ready, /ping and "
+        f"/v2/health. ${API_KEY_VARIABLE} adds one. Without any, all clients that reach the port may use the server.",
         metavar="KEY",
+        is_secret=True,
     )
     api_key_file: str | None = option(
         None,
@@ -52,6 +56,7 @@ class ServerConfig:
         (),
         "Names of the model in requests, e.g. a b c; the first one is in answers. Default: the name it was loaded by.",
         metavar="NAME",
+        takes_several=True,
     )
     tool_format: str = option(
         "auto",
@@ -123,12 +128,12 @@ class ServerConfig:
     )
     engine_hang_timeout_s: float = option(
         10.0,
-        "An engine process that has given no sign of life for so long is killed and started again. /health is 503 "
+        "An engine process that has given no sign of life for this long is killed and started again. /health is 503 "
         "after 3 seconds of silence. 0: never.",
     )
     front_end_hang_timeout_s: float = option(
         30.0,
-        "A front end whose event loop stands still for so long writes its stacks to stderr, is killed, and is started "
+        "A front end whose event loop stands still for this long writes its stacks to stderr, is killed, and started "
         "again by its parent process. 0: never.",
     )
     replicas: int = option(
@@ -140,7 +145,8 @@ class ServerConfig:
     )
     roles: str | None = option(
         None,
-        "Prefill and decode apart, e.g. prefill=1,decode=2: so many engine processes in place of --replicas. Those of "
+        "Prefill and decode apart, e.g. prefill=1,decode=2: the number of engine processes of each kind, in place of "
+        "--replicas. Those of "
         "the first kind compute prompts where that makes others wait less, and send KV blocks to those that answer.",
         metavar="ROLES",
     )
@@ -158,6 +164,19 @@ class ServerConfig:
     kv_events: bool = option(
         False,
         "Whether /v1/kv_events tells which blocks each replica's prefix cache stores and evicts, for routers outside.",
+    )
+    kv_events_config: str | None = option(
+        None,
+        "Publish the blocks that prefix caches store and evict, with their tokens, over ZeroMQ in vLLM's format, for "
+        'gateways: a JSON object as vLLM takes it, e.g. {"endpoint": "tcp://*:5557", "replay_endpoint": '
+        '"tcp://*:5558", "topic": "kv@POD@MODEL"}. Whoever reaches the addresses can read all prompts. Needs the extra '
+        "'gateway'.",
+        metavar="JSON",
+    )
+    enable_admin_routes: bool = option(
+        False,
+        "Whether /server_info shows the settled options and /reset_prefix_cache empties the prefix caches. All clients "
+        "with an API key may then use them.",
     )
     resume: bool = option(
         True,
@@ -180,17 +199,33 @@ class ServerConfig:
     allowed_host: tuple[str, ...] = option(
         (),
         "Name, without a port, by which clients may call the server (their Host header); * for any. Without it, a "
-        "server that only this machine can reach goes by localhost, 127.0.0.1, ::1 and --host, others by any name.",
+        "server that only this machine can reach answers to localhost, 127.0.0.1, ::1 and --host, others to any name.",
         metavar="NAME",
     )
-    ssl_certfile: str | None = option(None, "TLS certificate (PEM, with its chain). Needs --ssl-keyfile.")
-    ssl_keyfile: str | None = option(None, "TLS private key (PEM).")
+    ssl_certfile: str | None = option(
+        None, "TLS certificate (PEM, with its chain). Needs --ssl-keyfile.", metavar="FILE"
+    )
+    ssl_keyfile: str | None = option(None, "TLS private key (PEM).", metavar="FILE")
     price_per_hour: float | None = option(
         None,
         "What one device (a GPU; without one, the machine) costs for an hour, in any currency: the page shows what a "
         "million tokens cost. Default: no prices.",
     )
-    access_log: bool = option(True, "Write one JSON line per request to stdout.")
+    metrics_prefix: str = option(
+        "headway",
+        "Names of /metrics. headway: all numbers, as headway:NAME. vllm: those that vLLM has too, with vLLM's names "
+        "and labels, for its dashboards and for gateways. headway,vllm: both.",
+        choices=("headway", "vllm", "headway,vllm"),
+    )
+    access_log: bool = option(
+        True, "Write one JSON line per request to stdout. Also --request-log.", aliases=("request_log",)
+    )
+    log_level: str = option(
+        "info",
+        "Least level of Headway's messages on stderr, of the front end and of the engines. The lines about start and "
+        "stop, and the access log, have no level.",
+        choices=LOG_LEVELS,
+    )
     otlp_traces_endpoint: str | None = option(
         None,
         "Send a span per completion request to this OpenTelemetry collector, e.g. http://localhost:4318/v1/traces. "
@@ -245,6 +280,8 @@ class ServerConfig:
             raise ConfigError("replicas must be at least min_replicas and at most max_replicas.")
         if self.roles is not None:
             self._check_roles(Roles.parse(self.roles))
+        if self.kv_events_config is not None:
+            KVEventsConfig.parse(self.kv_events_config)
         if self.address is not None and not self.ray:
             raise ConfigError("address is that of a Ray cluster: give --ray, too.")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
@@ -254,13 +291,19 @@ class ServerConfig:
                 f"otlp_traces_endpoint must be an http:// or https:// URL, not {self.otlp_traces_endpoint!r}."
             )
         if self.cache_salt_by_key and not self.api_key:
-            raise ConfigError("cache_salt_by_key tells requests apart by their API key; give an api_key.")
+            raise ConfigError("cache_salt_by_key distinguishes requests by their API key; give an api_key.")
 
     def _check_roles(self, roles: Roles) -> None:
         if self.replicas not in (1, roles.num_replicas):
             raise ConfigError(f"roles={self.roles} are {roles.num_replicas} replicas, and replicas={self.replicas}.")
         if self.min_replicas or self.max_replicas:
             raise ConfigError("roles fix the number of replicas: leave min_replicas and max_replicas out.")
+
+    @property
+    def published_events(self) -> KVEventsConfig | None:
+        """Where events of the prefix caches are published; None for nowhere."""
+        config = None if self.kv_events_config is None else KVEventsConfig.parse(self.kv_events_config)
+        return config if config is not None and config.is_on else None
 
     @property
     def keeps_keys_apart(self) -> bool:
@@ -305,6 +348,11 @@ class ServerConfig:
         except ValueError:
             return self.host == "localhost"
 
+    @property
+    def metric_forms(self) -> tuple[str, ...]:
+        """The kinds of names that /metrics shows."""
+        return tuple(self.metrics_prefix.split(","))
+
     def with_port(self, port: int) -> ServerConfig:
         """Return the same configuration with the port that was actually bound."""
         return dataclasses.replace(self, port=port)
@@ -312,9 +360,9 @@ class ServerConfig:
 
 def _keys_in(path: str) -> list[str]:
     try:
-        lines = Path(path).expanduser().read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"api_key_file cannot be read: {error}.") from error
+        lines = read_small_text(path).splitlines()
+    except ConfigError as error:
+        raise ConfigError(f"api_key_file '{path}': {error}") from None
     keys = [key for line in lines if (key := line.strip()) and not key.startswith("#")]
     if not keys:
         raise ConfigError(f"api_key_file '{path}' has no key in it; write one per line.")

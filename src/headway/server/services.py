@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
+from headway.core.kv.manager import CacheReset
 from headway.front.engine_client import Health
 from headway.front.streams import RequestStream
 from headway.front.watch_streams import CacheStream, SnapshotStream
@@ -21,9 +22,10 @@ from headway.server.api.requested_output import ModelFormats
 from headway.server.api.shaper import Helpers, Shaper
 from headway.server.http.access_control import ApiKeys
 from headway.server.http.asgi_io import BodyReader
-from headway.server.http.draining import Drain
+from headway.server.http.draining import SHUTTING_DOWN, Drain
+from headway.server.metrics import prometheus
 from headway.server.metrics.access_log import AccessRecord
-from headway.server.metrics.prometheus import EngineNumbers
+from headway.server.metrics.families import EngineNumbers
 from headway.server.metrics.server_metrics import ServerMetrics
 from headway.server.server_config import ServerConfig
 from headway.structured.compiling import trie_parts
@@ -41,6 +43,7 @@ class Engine(EngineNumbers, Protocol):
     def submit(self, request: AddRequest, stream: RequestStream | None = None) -> RequestStream: ...
     def watch(self, place: int = 0) -> SnapshotStream: ...
     def follow_caches(self) -> CacheStream: ...
+    async def reset_caches(self, *, with_disk: bool = False) -> CacheReset: ...
     def add_step_listener(self, listener: Callable[[EngineStats], None]) -> None: ...
 
 
@@ -63,6 +66,8 @@ class Services:
     classes: ServiceClasses = ONE_CLASS
     lengths: PredictionThread | None = None
     """Predicts lengths of answers and logs them; None if neither is configured."""
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    """The engine's options, flat, with their defaults."""
     on_request_end: list[Callable[[AccessRecord], None]] = field(default_factory=list)
     """Called with every request that has ended, for the access log and traces."""
     started_s: int = field(default_factory=lambda: int(time.time()))
@@ -77,6 +82,7 @@ class Services:
         model_name: str,
         classes: ServiceClasses = ONE_CLASS,
         lengths: PredictionThread | None = None,
+        engine_options: Mapping[str, Any] | None = None,
         create_helpers: Callable[[], Helpers] | None = None,
         drain: Drain | None = None,
     ) -> Services:
@@ -108,6 +114,7 @@ class Services:
             drain=drain or Drain(lame_duck_s=config.lame_duck_s, timeout_s=config.drain_timeout_s),
             classes=classes,
             lengths=lengths,
+            engine_options=engine_options or {},
         )
 
     @property
@@ -116,11 +123,23 @@ class Services:
         return self.model_names[0]
 
     @property
+    def problem(self) -> str | None:
+        """Why requests are not being served, or None."""
+        if self.drain.is_asked:
+            return SHUTTING_DOWN
+        health = self.engine.health
+        return None if health.ok else health.reason
+
+    @property
     def info(self) -> EngineReady:
         """The engine's properties. Raises 503 before the engine has been ready for the first time."""
         if self.engine.info is None:
             raise unavailable("The engine is starting; please retry.", code="engine_unavailable")
         return self.engine.info
+
+    def metrics_page(self) -> bytes:
+        """Return the text of /metrics."""
+        return prometheus.render(self.metrics, self.engine, self.limits, self.config.metric_forms)
 
     def reserve(self, scheduling: Scheduling, *, body_bytes: int, num_prompts: int, key: str | None) -> Reservation:
         """Reserve a place in the queue, or raise 429. Lateness of the first token is only checked if the operator wants

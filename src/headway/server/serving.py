@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from headway.config import EngineConfig, PredictionConfig
 from headway.errors import ConfigError
 from headway.front.deployment import Deployment
 from headway.front.engine_client import EngineClient
+from headway.front.kv_event_format import EventBatch
 from headway.front.ray_cluster import RayCluster
 from headway.front.roles import Roles
 from headway.front.scaling import ScalingRule
 from headway.front.supervision import Patience
 from headway.installing import install_extra
-from headway.loader.model_tokenizer import load_model_tokenizer
+from headway.loader.chosen_model import load_model_tokenizer
 from headway.predict import AnswerLengths
 from headway.predict.prediction_thread import PredictionThread
 from headway.server.admission.service_classes import ServiceClasses, read_service_classes
@@ -63,6 +65,7 @@ def run_server(
         config = config.with_port(listener.getsockname()[1])
         listeners = _request_listeners(config, model_name(engine_config.model.model), cleanup)
         lengths = _prediction_thread(engine_config.prediction, cleanup)
+        offer = _event_publisher(config, engine_config, cleanup, say)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(
                 _serve(
@@ -74,6 +77,7 @@ def run_server(
                     link=link,
                     request_listeners=listeners,
                     lengths=lengths,
+                    offer=offer,
                     parts=parts,
                     say=say,
                 )
@@ -113,6 +117,29 @@ def _prediction_thread(config: PredictionConfig, cleanup: contextlib.ExitStack) 
     return thread
 
 
+def _event_publisher(
+    config: ServerConfig, engine_config: EngineConfig, cleanup: contextlib.ExitStack, say: Callable[[str], None]
+) -> Callable[[EventBatch], bool] | None:
+    """Return the function that publishes events of the prefix caches, if they are to be published."""
+    events = config.published_events
+    if events is None:
+        return None
+    if not engine_config.cache.enable_prefix_caching:
+        raise ConfigError("kv_events_config publishes what the prefix cache holds, and enable_prefix_caching is False.")
+    try:
+        from headway.front.kv_event_publisher import KVEventPublisher
+    except ImportError as error:
+        raise ConfigError(
+            f"kv_events_config needs ZeroMQ ('{error.name}' is missing): run '{install_extra('gateway')}'."
+        ) from error
+    name = (*config.served_model_name, model_name(engine_config.model.model))[0]
+    topic = f"kv@{socket.gethostname()}@{name}" if events.topic is None else events.topic
+    publisher = KVEventPublisher(events, topic=topic)
+    cleanup.callback(publisher.close)
+    say(f"KV events are published at {' and replayed at '.join(publisher.endpoints)} with the topic {topic}.")
+    return publisher.offer
+
+
 async def _serve(
     config: ServerConfig,
     engine_config: EngineConfig,
@@ -123,6 +150,7 @@ async def _serve(
     link: ParentLink,
     request_listeners: list[Callable[[AccessRecord], None]],
     lengths: PredictionThread | None,
+    offer: Callable[[EventBatch], bool] | None,
     parts: StartTimes,
     say: Callable[[str], None],
 ) -> None:
@@ -138,18 +166,29 @@ async def _serve(
     deployment = Deployment(
         options,
         factory=config.engine_factory,
+        log_level=config.log_level.upper(),
         num_replicas=config.replicas,
         scaling=None if config.scaling is None else ScalingRule(*config.scaling),
         router=config.router,
         reports_caches=config.kv_events,
+        reports_tokens=offer is not None,
         roles=None if config.roles is None else Roles.parse(config.roles),
         cluster=None if not config.ray else await asyncio.to_thread(RayCluster, config.address),
     )
     engine = EngineClient(deployment, patience=patience, resumes=config.resume)
+    if offer is not None:
+        engine.publish_caches(offer)
     tokenizer = await asyncio.to_thread(load_model_tokenizer, engine_config.model)
     parts.end("tokenizer")
     services = Services.create(
-        config, engine, tokenizer, model_name=name, classes=classes, lengths=lengths, drain=drain
+        config,
+        engine,
+        tokenizer,
+        model_name=name,
+        classes=classes,
+        lengths=lengths,
+        engine_options={name: value for each in asdict(engine_config).values() for name, value in each.items()},
+        drain=drain,
     )
     services.on_request_end += request_listeners
     metrics = services.metrics

@@ -51,7 +51,9 @@ def _told_apart(writing: Writing, members: list[Node]) -> list[list[Schema]]:
         tightened = tell_apart(rewriter.sets, writing.without("oneOf"), members)
         if tightened is not None:
             return tightened
-        writing.decline("the branches of 'oneOf' cannot be told apart; use 'anyOf', or require what differs", "oneOf")
+        writing.decline(
+            "the branches of 'oneOf' cannot be distinguished; use 'anyOf', or require what differs", "oneOf"
+        )
     except (UnsupportedError, TooComplexError) as error:
         if rewriter.loosened is None:
             raise

@@ -186,9 +186,9 @@ class _Helper(NamedTuple):
 
     pid: int
     channel: int
-    """The nursery's copy of the helper's socket: it tells when the caller has closed its end."""
+    """The nursery's copy of the helper's socket: it shows when the caller has closed its end."""
     life: int
-    """The end of a pipe that tells when the helper is gone."""
+    """The end of a pipe that shows when the helper is gone."""
 
 
 def run_nursery(control: socket.socket) -> None:

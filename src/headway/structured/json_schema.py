@@ -27,7 +27,7 @@ path, or left out on demand. `docs/results/structured_output.md` says what each 
     unevaluatedProperties,                 as additionalProperties and items, where no other schema is applied beside
     unevaluatedItems
     refused, or left out where a schema    contains, uniqueItems, $dynamicRef, lookaround and back references,
-    may be loosened                        patternProperties that overlap, oneOf whose branches cannot be told apart
+    may be loosened                        patternProperties that overlap, oneOf whose branches may overlap
     refused                                $ref to other documents, draft 3, what is no schema
     all other keywords                     annotations: dropped
 

@@ -1,7 +1,7 @@
 """Makes the branches of `oneOf` disjoint, so that it may be read as `anyOf`: no value may fit two of them.
 
-A branch is tightened if needed: names that only another branch requires are left out, a property that tells the
-branches apart is required, shared types and values are left out.
+A branch is tightened if needed: names that only another branch requires are left out, a property that distinguishes
+the branches is required, shared types and values are left out.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class SchemaViews:
     def _spend(self, work: int = 1) -> None:
         self._work += work
         if self._work > _MAX_WORK:
-            raise TooComplexError("the schema's alternatives are too many to be told apart")
+            raise TooComplexError("the schema has too many alternatives to distinguish")
 
     def views(self, node: Node, depth: int = 0) -> list[View]:
         """Spread a schema into views; none at all: the schema allows nothing."""
@@ -228,7 +228,7 @@ class SchemaViews:
 
     # ------------------------------------------------------------------------------------------- disjointness
     def disjoint(self, one: View, two: View, depth: int = 0) -> bool:
-        """Whether no value is in both views, as far as can be told."""
+        """Whether no value is in both views, as far as can be known."""
         return not self.shared_types(one, two, depth)
 
     def shared_types(self, one: View, two: View, depth: int = 0) -> set[str]:

@@ -78,7 +78,7 @@ class ToolFormat:
     """How a model writes its calls: `opening`, calls with `between` between them, `closing`.
 
     Without an opening, each call stands on its own, and text may come between calls. `only_at_start`: calls have no
-    marker, so that they are told from text by standing at the start of the output.
+    marker, so what distinguishes them from text is that they stand at the start of the output.
     """
 
     name: str

@@ -118,6 +118,10 @@ class Tokenizer:
         template = self._select_template(has_tools=has_tools)
         return template.source if template else None
 
+    def replace_chat_templates(self, source: str) -> None:
+        """Use this template for all conversations, those with tools included."""
+        self._chat_templates = _compiled({"default": source})
+
     def marker_token_id(self, text: str) -> int | None:
         """The token of a marker that grammars must name by id: a special token, or an added token in angle brackets,
         which llguidance treats as special. None for other texts."""

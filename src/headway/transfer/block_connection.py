@@ -108,7 +108,7 @@ class Connection:
             self._return_unsent()
 
     def end(self, wanted: Wanted, *, is_whole: bool) -> None:
-        """End a want. If it is not complete, the client is told."""
+        """End a want. If it is not complete, a message says so to the client."""
         with self._server.lock:
             if wanted in self.wanted:
                 self.wanted.remove(wanted)

@@ -29,7 +29,7 @@ Done = Callable[[bytes, bool], None]
 """(digest, whether the transfer succeeded); may be called by any thread."""
 
 
-# A fetch is said to have come in so many parts, of so many blocks at least; the last part by halves.
+# A fetch is reported in this many parts, each of at least this many blocks; the last part is reported in halves.
 _NUM_PARTS, _LEAST_PART = 8, 8
 
 
@@ -61,6 +61,10 @@ class BlockStore(ABC):
     def take_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
         """Digests that other engines have added and digests that are gone, since the last call."""
         return (), ()
+
+    def clear(self) -> None:
+        """Delete all blocks, after those that are being stored now."""
+        return  # a store that keeps none has nothing to delete
 
     @property
     def max_blocks(self) -> int:

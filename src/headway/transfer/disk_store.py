@@ -179,6 +179,11 @@ class DiskStore(BlockStore):
             self._start()
         self._writes.put(lambda: self._store(digest, slot, done))
 
+    def clear(self) -> None:
+        if os.getpid() != self._pid:
+            self._start()
+        self._writes.put(self._clear)
+
     def note_order(self, digests: Sequence[bytes]) -> None:
         """Note the order by setting times of modification that end now."""
         with self._lock:
@@ -342,6 +347,16 @@ class DiskStore(BlockStore):
             with self._lock:
                 name = next(iter(self._files))
             with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._root / (name + _SUFFIX))
+            self._forget(name)
+
+    def _clear(self) -> None:
+        """Delete this engine's files, also those that other engines with the same model have written."""
+        self._scan()
+        with self._lock:
+            names = [name for name in self._files if name.startswith(self._own)]
+        for name in names:
+            with contextlib.suppress(OSError):
                 os.unlink(self._root / (name + _SUFFIX))
             self._forget(name)
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from headway.core.kv.cache_report import BlockContent
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from headway.errors import InvalidRequestError
 from headway.outputs import Delivered, SilentProgress
@@ -55,6 +56,8 @@ class Start(_Message):
     """The interval of heartbeats."""
     reports_cache: bool = False
     """Whether it reports the content of its prefix cache."""
+    reports_tokens: bool = False
+    """Whether these reports have the tokens of the blocks."""
     cores: list[int] = []
     """The cores that it may run on; empty: all."""
     blocks: BlockExchange | None = None
@@ -91,13 +94,22 @@ class ReportCache(_Message):
     """Report the whole prefix cache again, because a report was missing."""
 
 
+class ResetCache(_Message):
+    """Forget all cached blocks that no request uses. `CacheResetDone` is the answer."""
+
+    name: str
+    """Names the reset. It has never been used before."""
+    with_disk: bool = False
+    """Whether the blocks on disk are deleted too."""
+
+
 class Shutdown(_Message):
     """Refuse new requests, run the others for at most `drain_s` seconds, then exit."""
 
     drain_s: float
 
 
-ToEngine = Start | AddRequest | AbortRequests | Watch | ReportCache | Shutdown
+ToEngine = Start | AddRequest | AbortRequests | Watch | ReportCache | ResetCache | Shutdown
 
 
 # ---- from the engine ------------------------------------------------------------------------------------------------
@@ -299,6 +311,19 @@ class CacheNews(_Message):
     stored: list[bytes]
     evicted: list[bytes]
     is_whole: bool
+    contents: list[BlockContent] = []
+    """What each block of `stored` holds, if the front end asked for tokens."""
+
+
+class CacheResetDone(_Message):
+    """The cache has been reset. Front ends that share the engine all get this message."""
+
+    name: str
+    """The name of the `ResetCache`."""
+    num_forgotten: int
+    """Blocks that were forgotten, on the device and in host memory."""
+    num_kept: int
+    """Blocks that stay cached, because requests use them or wait for them."""
 
 
 class Heartbeat(_Message):
@@ -309,7 +334,7 @@ class Heartbeat(_Message):
 
 
 Snapshot = StepSnapshot | BlockSnapshot
-FromEngine = EngineReady | StartUpFailed | StepBatch | Snapshot | CacheNews | Heartbeat
+FromEngine = EngineReady | StartUpFailed | StepBatch | Snapshot | CacheNews | CacheResetDone | Heartbeat
 
 # ---- their packed form ----------------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ from headway.wire.messages import (
     FromEngine,
     Heartbeat,
     ReportCache,
+    ResetCache,
     Shutdown,
     Start,
     StartUpFailed,
@@ -57,10 +58,12 @@ PLACE_OPTIONS = ("num_threads",)
 
 
 def identity(start: Start) -> dict[str, Any]:
-    """The part of `Start` on which front ends that share an engine must agree: its options, and its role if it has
-    one."""
+    """The part of `Start` on which front ends that share an engine must agree: its options, its role if it has one,
+    and whether its reports have tokens."""
     own = {name: value for name, value in start.options.items() if name not in PLACE_OPTIONS}
-    return own if start.blocks is None else {**own, "role": start.blocks.role}
+    if start.blocks is not None:
+        own["role"] = start.blocks.role
+    return {**own, "reports_tokens": True} if start.reports_tokens else own
 
 
 class FrontEnd:
@@ -299,7 +302,7 @@ class SharedChannel:
                 return [message]
             front_end.leaves_at_s = time.monotonic() + message.drain_s
             return []
-        assert isinstance(message, ReportCache)
+        assert isinstance(message, ReportCache | ResetCache)
         return [message]
 
     def _watch(self) -> Watch:

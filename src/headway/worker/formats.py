@@ -3,7 +3,7 @@
     device     dtype auto         quantization auto    kernels    attention       KV cache auto
     cuda       the checkpoint's   the checkpoint's     triton     triton          the dtype
     cpu        float32            int8, if dtype auto  native     cpu             float16 with quantised weights
-    cpu, where the native kernels cannot run:
+    cpu, where the native kernels cannot run, or do not know the KV format and attention is torch's:
                float32            none                 torch      torch_padded    the dtype
 
 Each choice that makes the engine slower than it could be on this machine is logged once.
@@ -32,6 +32,7 @@ from headway.settings import DeviceSettings
 logger = logging.getLogger(__name__)
 
 _KERNELS = {"native": "CPU", "triton": "Triton", "torch": "torch"}
+_REFERENCES = ("torch_padded", "torch_reference")
 _NVIDIA_DRIVER = "/proc/driver/nvidia/version"
 # From here on (Ada, Hopper) Triton converts float8 e4m3.
 _FP8_CAPABILITY = (8, 9)
@@ -93,7 +94,7 @@ def choose_formats(
         dtype = checkpoint_dtype if model.dtype == "auto" else model.dtype
     else:
         dtype = "float32" if model.dtype == "auto" else model.dtype
-        kernels = _cpu_kernels(model, dtype, device.attention_backend)
+        kernels = _cpu_kernels(model, dtype, device.attention_backend, kv_cache_dtype)
     quantization = _quantization(model, kernels, on)
     keeps_stored = kernels != "torch" and (
         model.quantization == "stored" or (model.quantization == "auto" and kernels == "triton")
@@ -162,25 +163,36 @@ def _cuda_kernels(model: ModelConfig, backend: str) -> str:
     return "triton"
 
 
-def _cpu_kernels(model: ModelConfig, dtype: str, backend: str) -> str:
+def _cpu_kernels(model: ModelConfig, dtype: str, backend: str, kv_cache_dtype: str) -> str:
     if backend == "triton":
         if os.environ.get("TRITON_INTERPRET") != "1":
             raise ConfigError("attention backend 'triton' needs a CUDA device (or, for tests, TRITON_INTERPRET=1).")
         return "triton"
-    if dtype != "float32":
-        _warn_once(f"torch takes the place of the CPU kernels, several times as slow: they know no {dtype}; see dtype")
-    has_native = dtype == "float32" and native.is_available()
+    only_torch = dtype != "float32" or (backend in _REFERENCES and not _is_known(kv_cache_dtype, "native"))
+    if only_torch:
+        unknown = f"{dtype}; see dtype" if dtype != "float32" else f"KV cache in {kv_cache_dtype}"
+        _warn_once(f"torch takes the place of the CPU kernels, several times as slow: they know no {unknown}")
+    has_native = not only_torch and native.is_available()
     if model.quantization in ("stored", "int8", "int4"):
         if dtype != "float32":
             raise ConfigError(
                 f"quantization '{model.quantization}' computes in float32 on the CPU; it cannot be combined with dtype "
                 f"'{dtype}'. Use dtype 'auto' or 'float32'."
             )
+        if only_torch:
+            raise ConfigError(
+                f"quantization '{model.quantization}' needs the CPU kernels, and they know no KV cache in "
+                f"'{kv_cache_dtype}'. Use quantization 'none', or another kv_cache_dtype."
+            )
         if not has_native:
             native.load()  # raises with the compiler's own words
     if model.quantization == "fp8":
         raise ConfigError("quantization 'fp8' needs a GPU; use 'int8' or 'int4' on the CPU.")
     return "native" if has_native else "torch"
+
+
+def _is_known(kv_cache_dtype: str, kernels: str) -> bool:
+    return kv_cache_dtype == "auto" or kernels in FORMATS[kv_cache_dtype].kernels
 
 
 def _quantization(model: ModelConfig, kernels: str, device: torch.device) -> str:
@@ -213,7 +225,8 @@ def _kv_format(name: str, dtype: torch.dtype, quantization: str, kernels: str, d
     format = FORMATS[name]
     if kernels not in format.kernels:
         known = ", ".join(other.name for other in FORMATS.values() if kernels in other.kernels)
-        raise ConfigError(f"kv_cache_dtype '{name}' is not for the {_KERNELS[kernels]} kernels; use {known}.")
+        hint = ", or torch's slow kernels with attention_backend 'torch_padded'" if kernels == "native" else ""
+        raise ConfigError(f"kv_cache_dtype '{name}' is not for the {_KERNELS[kernels]} kernels; use {known}{hint}.")
     if kernels != "triton":
         return format
     if not format.is_scaled and format != own:

@@ -26,7 +26,6 @@ from headway.worker.ceilings import Ceilings, measure_ceilings
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "ceilings.json"
-_MAX_FILE_BYTES = 2**20
 
 
 def known_ceilings(device_name: str, dtype_name: str) -> Ceilings | None:
@@ -66,7 +65,7 @@ def _cpu_model() -> str:
 def _kept() -> dict[str, Any]:
     try:
         with opened_private(private_folder(cache_dir()) / FILE_NAME) as file, os.fdopen(os.dup(file)) as text:
-            kept = json.loads(text.read(_MAX_FILE_BYTES))
+            kept = json.loads(text.read(2**20))  # a few hundred bytes, unless it is not ours
     except (OSError, ValueError):
         return {}
     return kept if isinstance(kept, dict) else {}

@@ -10,6 +10,13 @@ from dataclasses import dataclass
 from headway.config import EngineConfig
 from headway.models.decoder_config import DecoderConfig
 
+MODEL_OPTIONS = (
+    "model", "revision", "offline", "draft_model", "load_format", "dtype", "quantization", "max_model_len",
+    "gpu_memory_utilization", "kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens", "speculation",
+    "max_draft_tokens", "device", "tensor_parallel_size",
+)  # fmt: skip
+"""The engine options that these needs depend on."""
+
 
 @dataclass(frozen=True)
 class Needs:
@@ -49,22 +56,19 @@ class PlannedModel:
 
 def planned_model(config: EngineConfig) -> PlannedModel:
     """Read the model's shape, and compute what each rank needs."""
-    from headway.loader import open_checkpoint
-    from headway.loader.embedded import embedded_model_path
+    from headway.loader.chosen_model import open_draft, open_model
     from headway.models.decoder_config import Shard
     from headway.worker.formats import planned_formats
     from headway.worker.memory_plan import bytes_per_token, estimated_weights, estimated_working_space, longest_request
 
     model = config.model
-    checkpoint = open_checkpoint(model.model or str(embedded_model_path()), model.load_format)
+    checkpoint, draft = open_model(model), open_draft(model)
     formats = planned_formats(config, checkpoint.config)
     num_ranks = config.device.tensor_parallel_size
     shard = None if num_ranks == 1 else Shard.largest(checkpoint.config, num_ranks)
     shape = checkpoint.config if shard is None else shard.config
     longest = longest_request(model.max_model_len, shape)
-    both = [checkpoint]
-    if model.draft_model is not None:
-        both.append(open_checkpoint(model.draft_model, model.load_format))
+    both = [checkpoint] if draft is None else [checkpoint, draft]
     weights = [estimated_weights(one, formats, longest, shard if one is checkpoint else None) for one in both]
     needs = Needs(
         on_cuda=formats.device.type == "cuda",

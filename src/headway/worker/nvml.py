@@ -14,13 +14,11 @@ from headway.core.utilisation import UtilisationStats
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 1.0
-
 
 class NvmlPolling:
     """A thread that adds NVML's numbers to the statistics of an engine."""
 
-    def __init__(self, library: Any, handle: Any, stats: UtilisationStats, *, poll_s: float = POLL_S) -> None:
+    def __init__(self, library: Any, handle: Any, stats: UtilisationStats, *, poll_s: float = 1.0) -> None:
         self._library = library
         self._handle = handle
         self._stats = stats

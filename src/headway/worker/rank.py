@@ -20,7 +20,7 @@ from headway.core.kv.moves import BlockMoves
 from headway.core.scheduler_output import PendingStep, SchedulerOutput
 from headway.errors import ConfigError, HeadwayError
 from headway.layers.collectives import Collectives, Meeting
-from headway.loader import open_checkpoint
+from headway.loader.chosen_model import open_draft, open_model
 from headway.models.assembly import Progress
 from headway.models.checkpoint import Checkpoint
 from headway.runner import UnsampledStep
@@ -150,11 +150,7 @@ def serve(start: RankStart, connection: Connection, meeting: Meeting | None) -> 
     try:
         start.choose_device()
         collectives = start.join(meeting)
-        model = start.config.model
-        checkpoint = open_checkpoint(start.model, model.load_format, seed=model.seed)
-        draft = None
-        if model.draft_model is not None:
-            draft = open_checkpoint(model.draft_model, model.load_format, seed=model.seed)
+        checkpoint, draft = open_model(start.config.model), open_draft(start.config.model)
         worker = RankWorker(start, collectives, checkpoint, draft)
         connection.send(worker.loaded())
         ready = worker.allocate(connection.recv())

@@ -15,7 +15,7 @@ import threading
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from headway.child_process import end_with_parent, show_stacks_on_signal
+from headway.child_process import end_with_parent, show_logs, show_stacks_on_signal
 from headway.errors import HeadwayError
 from headway.worker.rank_life import show_life
 
@@ -40,7 +40,7 @@ def main() -> int:
     start: RankStart = connection.recv()
     if start.slots >= 0:
         os.set_inheritable(start.slots, False)
-    logging.basicConfig(level=start.log_level, format=f"rank {start.rank}: %(levelname)s %(message)s")
+    show_logs(start.log_level, f"rank {start.rank}: %(levelname)s %(message)s")
     connection.send(Signal.STARTED)
     try:
         serve(start, connection, None)

@@ -26,7 +26,7 @@ from headway.layers.collectives import (
     SymmetricCollectives,
     ThreadCollectives,
 )
-from headway.loader import open_checkpoint
+from headway.loader.chosen_model import open_model
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,6 @@ class RankStart:
     rank: int
     size: int
     config: ResolvedConfig
-    model: str
     eos_token_ids: tuple[int, ...]
     collectives: str
     store: str
@@ -69,7 +68,7 @@ class RankStart:
             return GroupCollectives.nccl(self.rank, self.size, store, device)
         limits = self.config.scheduler
         # The largest parts: activations of a step, and logits.
-        vocab = open_checkpoint(self.model, self.config.model.load_format).config
+        vocab = open_model(self.config.model).config
         num_tokens = max(limits.max_num_batched_tokens, limits.max_num_lines)
         widest = max(num_tokens * vocab.hidden_size, limits.max_num_lines * vocab.vocab_size)
         return SymmetricCollectives(self.rank, self.size, store, device, num_bytes=4 * widest)
@@ -81,9 +80,9 @@ class RankStart:
 
 
 @contextlib.contextmanager
-def first_rank(config: ResolvedConfig, *, model: str, eos_token_ids: tuple[int, ...]) -> Iterator[RankStart]:
+def first_rank(config: ResolvedConfig, *, eos_token_ids: tuple[int, ...]) -> Iterator[RankStart]:
     """A context with rank 0's start, from which those of the other ranks are made. All must have started before it
-    ends. `model`: the location of the checkpoint for the other ranks."""
+    ends."""
     size = config.device.tensor_parallel_size
     collectives = choose_collectives(config)
     if config.device.kind == "cpu":
@@ -98,7 +97,6 @@ def first_rank(config: ResolvedConfig, *, model: str, eos_token_ids: tuple[int, 
             rank=0,
             size=size,
             config=config,
-            model=model,
             eos_token_ids=eos_token_ids,
             collectives=collectives,
             store=str(folder / "store"),

@@ -20,6 +20,7 @@ from headway.console.flags import count, number, positive
 from headway.errors import ConfigError
 from headway_lab.bench.served import Prompt, ServedRequest
 from headway_lab.workload.bench_requests import HIGHEST_TOKEN_ID, LengthRange, draw_work
+from headway_lab.workload.catalogue import add_workload_argument
 
 if TYPE_CHECKING:
     from headway.tokenizer import Tokenizer
@@ -182,9 +183,7 @@ def add_dataset_flags(parser: argparse.ArgumentParser) -> None:
         "each line, or ShareGPT's 'conversations'; workload: a TOML file. (default: random)",
     )
     group.add_argument("--dataset-path", metavar="FILE", help="The file of the dataset.")
-    group.add_argument(
-        "--workload", metavar="FILE.toml", help="The same as --dataset-name workload --dataset-path FILE.toml."
-    )
+    add_workload_argument(group, "--workload", "The same as --dataset-name workload --dataset-path WORKLOAD.")
     group.add_argument("--data-dir", metavar="DIR", help="Where the files are that the workload names.")
     group.add_argument(
         "--set",
@@ -264,7 +263,7 @@ def tokenizer_of(arguments: argparse.Namespace, dataset: Dataset) -> Tokenizer |
     if not needs_one:
         raise ConfigError("--tokenizer is for workloads whose prompts are texts; it has no effect on these.")
     from headway.config import ModelConfig
-    from headway.loader.model_tokenizer import load_model_tokenizer
+    from headway.loader.chosen_model import load_model_tokenizer
 
     return load_model_tokenizer(ModelConfig(tokenizer=path))
 

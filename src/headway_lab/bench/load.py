@@ -17,17 +17,14 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from headway.core.utilisation import UNKNOWN, Utilisation
+from headway.progress import Meter
 from headway_lab.bench.http_client import BadResponseError, HttpClient
 from headway_lab.bench.replay import Agenda
 from headway_lab.bench.served import AnswerReader, Dialect, ServedRequest, ServedTimeline, error_text
 from headway_lab.bench.served_utilisation import ServerCounters
 from headway_lab.bench.timelines import BatchSample, percentile
-
-if TYPE_CHECKING:
-    from headway.core.utilisation import UNKNOWN, Utilisation
-from headway.progress import Meter
 
 _NAMES = {
     "num_requests_running": "running",

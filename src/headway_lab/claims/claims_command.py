@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from headway_lab.claims import find_claims
+    from headway_lab.claims.scenarios import find_claims
 
     claims = find_claims(arguments.names)
     if arguments.list:
@@ -178,7 +178,7 @@ def _folder(text: str | None) -> Path | None:
 
 def _defaults(options: dict[str, Any]) -> dict[str, Any]:
     """Default options: a built-in shape allows contexts much longer than any claim has."""
-    from headway.loader.dummy import BUILTIN_SHAPES
+    from headway.loader.builtin_shapes import BUILTIN_SHAPES
 
     return {"max_model_len": _SHAPE_MAX_MODEL_LEN, **options} if options.get("model") in BUILTIN_SHAPES else options
 

@@ -17,8 +17,9 @@ from headway.errors import HeadwayError
 from headway.progress import Meter
 from headway_lab.bench.online_metrics import OnlineMetrics
 from headway_lab.claims.claim import EngineUse, Outcome, Where, times
+from headway_lab.claims.run import Run
 from headway_lab.claims.run_prices import RunTable
-from headway_lab.claims.testbed import Run, Testbed
+from headway_lab.claims.testbed import Testbed
 from headway_lab.workload.bench_requests import Work
 
 _T = TypeVar("_T")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.step_work import StepWork
 from headway.worker.step_costs import planned_costs, step_flops
-from headway_lab.claims.testbed import Run
+from headway_lab.claims.run import Run
 from headway_lab.workload.bench_requests import Work
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from headway_lab.claims.testbed import Run
+from headway_lab.claims.run import Run
 from headway_lab.workload.bench_requests import BenchRequest, Work
 
 _T = TypeVar("_T")

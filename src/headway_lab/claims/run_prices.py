@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headway_lab.bench.pricing import Pricing
-from headway_lab.claims.testbed import Run
+from headway_lab.claims.run import Run
 
 INPUT, OUTPUT, ALL_IN = "price/M input tokens", "price/M output tokens", "all in"
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from headway_lab.claims.published_workloads import with_options
-from headway_lab.claims.testbed import Run, Testbed
+from headway_lab.claims.run import Run
+from headway_lab.claims.testbed import Testbed
 from headway_lab.workload.bench_requests import BenchRequest
 
 if TYPE_CHECKING:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import math
-import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from headway.core.utilisation import Utilisation
 from headway.errors import ConfigError
 from headway_lab.bench.environment import device_name
-from headway_lab.bench.online_metrics import OnlineMetrics
 from headway_lab.bench.replay import check_room, replay
-from headway_lab.bench.timelines import RequestTimeline
 from headway_lab.claims.claim import Where
+from headway_lab.claims.run import Run
 from headway_lab.sim import Calibration, simulate
 from headway_lab.sim.calibration_run import DEFAULT_SECONDS, calibrate
 from headway_lab.sim.kv_variant import with_kv_format
@@ -41,56 +37,6 @@ _WARM_UP_REQUESTS = 64
 _WARM_UP_TOKENS = 24
 
 SHIPPED = "h200-llama31-8b"
-
-
-@dataclass(frozen=True)
-class Run:
-    timelines: Sequence[RequestTimeline]
-    duration_s: float
-    waste: Sequence[float] = ()
-    """At each step: the share of the reserved KV memory that holds nothing."""
-    num_running: Sequence[int] = ()
-    """At each step: how many requests were in the batch."""
-    prompt_share: float | None = None
-    """The share of the steps' time that prompt tokens took."""
-    utilisation: Utilisation | None = None
-    """How well steps used the device, where that is known."""
-
-    @cached_property
-    def metrics(self) -> OnlineMetrics:
-        return OnlineMetrics.of(self.timelines, self.duration_s)
-
-    @property
-    def output_tok_s(self) -> float:
-        return sum(timeline.num_output_tokens for timeline in self.timelines) / self.duration_s
-
-    @property
-    def total_tok_s(self) -> float:
-        num_in = sum(timeline.num_prompt_tokens for timeline in self.timelines)
-        return num_in / self.duration_s + self.output_tok_s
-
-    @property
-    def requests_s(self) -> float:
-        return len(self.timelines) / self.duration_s
-
-    @property
-    def mean_batch(self) -> float:
-        """The mean number of requests in the batch over all steps."""
-        return statistics.fmean(self.num_running) if self.num_running else 0.0
-
-    @property
-    def mean_step_s(self) -> float:
-        """The mean time of a step, waiting for arrivals included."""
-        return self.duration_s / len(self.num_running) if self.num_running else math.nan
-
-    @property
-    def mean_waste(self) -> float:
-        return statistics.fmean(self.waste) if self.waste else 0.0
-
-    @property
-    def per_token_s(self) -> list[float]:
-        """For each request, the time from arrival to its last token, divided by the number of its tokens."""
-        return [timeline.e2e_s / timeline.num_output_tokens for timeline in self.timelines]
 
 
 class Testbed(Protocol):

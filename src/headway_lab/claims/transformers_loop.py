@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from headway.installing import install_command
-from headway.loader.dummy import BUILTIN_SHAPES
-from headway.loader.embedded import embedded_model_path
+from headway.loader.builtin_shapes import BUILTIN_SHAPES
+from headway.loader.chosen_model import model_path
 from headway_lab.claims.context import Infeasible
 from headway_lab.claims.rectangular import batches_of
 from headway_lab.workload.bench_requests import BenchRequest, Work
@@ -61,7 +61,7 @@ class TransformersLoop:
                 with torch.device(device):
                     loaded = _made_up(model.model or "", getattr(torch, dtype))
             else:
-                loaded = _from_files(model.model, getattr(torch, dtype))
+                loaded = _from_files(model_path(model), getattr(torch, dtype))
         except (OSError, ValueError, KeyError, AttributeError, NotImplementedError, ImportError) as error:
             raise Infeasible(f"transformers cannot load this model: {error}") from error
         loaded.generation_config = transformers.GenerationConfig()  # no sampling, no tokens that end an answer
@@ -130,14 +130,13 @@ def _made_up(name: str, number_format: Any) -> Any:
     return transformers.AutoModelForCausalLM.from_config(kind.config_class(**shape), dtype=number_format)
 
 
-def _from_files(name: str | None, number_format: Any) -> Any:
-    """A model from a folder, a hub id, or a GGUF file, whose weights are dequantised."""
+def _from_files(path: Path, number_format: Any) -> Any:
+    """A model from a folder or a GGUF file, whose weights are dequantised."""
     import gguf
     import transformers
 
-    path = embedded_model_path() if name is None else Path(name).expanduser()
     is_file = path.is_file()
-    source = str(path.parent) if is_file else str(name)
+    source = str(path.parent if is_file else path)
     # transformers reads a GGUF file several times, for seconds each; and it shows progress bars
     reads_once = mock.patch.object(gguf, "GGUFReader", functools.cache(gguf.GGUFReader))
     with reads_once, contextlib.redirect_stderr(io.StringIO()):

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     calibration = calibrate_with_bar(engine, model=model_title(config), seconds=arguments.seconds)
     calibration.save(arguments.output)
     print_calibration(calibration)
-    print(f"\nWrote {arguments.output}; 'headway sim --calibration {arguments.output} --workload FILE.toml' uses it.")
+    print(f"\nWrote {arguments.output}; 'headway sim --calibration {arguments.output} --workload WORKLOAD' uses it.")
     return 0
 
 

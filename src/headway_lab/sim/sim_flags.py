@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from headway.console.flags import FlagSpec, chosen, count, engine_flags, number, with_shape_defaults
+from headway.console.flags import FlagSpec, chosen, count, engine_flags, number, suggest, with_shape_defaults
 from headway.errors import ConfigError
+from headway_lab.workload.catalogue import add_workload_argument
 from headway_lab.workload.rates import arrival_rate
 
 if TYPE_CHECKING:
@@ -23,9 +24,7 @@ PREDICTORS = ("none", "oracle")
 
 def add_work_flags(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
     group = parser.add_argument_group("work")
-    group.add_argument(
-        "--workload", metavar="FILE.toml", required=is_required, help="The requests: see docs/workloads.md."
-    )
+    add_workload_argument(group, "--workload", "The requests.", required=is_required)
     group.add_argument("--data-dir", metavar="DIR", help="Where the files are that the workload names.")
     group.add_argument(
         "--set",
@@ -94,14 +93,16 @@ def add_calibration_flag(parser: argparse.ArgumentParser, *, takes_several: bool
     from headway_lab.sim.calibration import shipped_machines
 
     several = " Several of one model in other numbers of ranks may be given, with --replicas." if takes_several else ""
-    parser.add_argument(
+    machines = tuple(shipped_machines())
+    action = parser.add_argument(
         "--calibration",
         metavar="FILE",
         required=True,
         action="append" if takes_several else "store",
         help="The machine: what 'headway calibrate' wrote, or the name of one that is shipped: "
-        f"{', '.join(shipped_machines())}.{several}",
+        f"{', '.join(machines)}.{several}",
     )
+    suggest(action, machines)
 
 
 def load_calibration(text: str) -> Calibration:
@@ -163,7 +164,7 @@ def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _embedded_tokenizer() -> Tokenizer:
     from headway.config import ModelConfig
-    from headway.loader.model_tokenizer import load_model_tokenizer
+    from headway.loader.chosen_model import load_model_tokenizer
 
     tokenizer = load_model_tokenizer(ModelConfig())
     assert tokenizer is not None  # the embedded model has one

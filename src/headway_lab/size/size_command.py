@@ -178,7 +178,7 @@ def _workload(arguments: argparse.Namespace) -> Workload:
     has_lengths = arguments.input_len is not None or arguments.output_len is not None
     if sum([arguments.workload is not None, arguments.trace is not None, has_lengths]) != 1:
         raise ConfigError(
-            "Sizing needs requests: give --workload FILE.toml, --trace FILE, or --input-len and --output-len."
+            "Sizing needs requests: give --workload WORKLOAD, --trace FILE, or --input-len and --output-len."
         )
     if arguments.workload is not None:
         return load_work(arguments)

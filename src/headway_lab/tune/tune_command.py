@@ -346,7 +346,7 @@ def _work(arguments: argparse.Namespace, calibration: Calibration) -> list[Bench
     from headway_lab.tune.traffic_work import traffic_work
 
     if bool(arguments.traffic) == bool(arguments.workload):
-        raise ConfigError("Tuning needs requests: give --workload FILE.toml, or --traffic-log FILE.")
+        raise ConfigError("Tuning needs requests: give --workload WORKLOAD, or --traffic-log FILE.")
     if arguments.traffic:
         if arguments.rate is not None:
             raise ConfigError("--rate is for a workload; a traffic log is replayed as it was.")

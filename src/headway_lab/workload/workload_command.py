@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from headway.console.flags import count
 from headway.console.output_files import check_writable
 from headway_lab.charts.html_page import write_page
+from headway_lab.workload.catalogue import add_workload_argument
 from headway_lab.workload.rates import arrival_rate
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _LEAST_WIDTH, _MOST_WIDTH = 50, 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE.toml", help="The workload: see docs/workloads.md.")
+    add_workload_argument(parser, "file", "The workload.")
     parser.add_argument(
         "--data-dir",
         metavar="DIR",
@@ -82,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _load_tokenizer(source: str | None) -> Tokenizer:
     from headway.config import ModelConfig
-    from headway.loader.model_tokenizer import load_model_tokenizer
+    from headway.loader.chosen_model import load_model_tokenizer
 
     tokenizer = load_model_tokenizer(ModelConfig(tokenizer=source))
     assert tokenizer is not None  # the embedded model has one

@@ -20,6 +20,7 @@ from typing import Any
 
 from headway.errors import ConfigError
 from headway_lab.workload.arrivals import Arrivals, AtOnce, Recorded, Trace, read_arrivals, read_trace
+from headway_lab.workload.catalogue import find_workload
 from headway_lab.workload.content import (
     Content,
     Lengths,
@@ -40,15 +41,16 @@ Folders = tuple[Path, ...]
 
 
 def load_workload(path: str | Path, *, data_dir: str | Path | None = None, **overrides: Any) -> Workload:
-    """Read a TOML file. Files that it names are searched beside it and then in `data_dir`. `overrides` are keys of the
-    file; the keys of a table are merged into the file's table. `ConfigError` names the file, the key and what is
-    allowed."""
-    file = Path(path).expanduser()
+    """Read a TOML file, or a shipped workload by its name. Files that it names are searched beside it (for a shipped
+    one in the current folder) and then in `data_dir`. `overrides` are keys of the file; the keys of a table are merged
+    into the file's table. `ConfigError` names the file, the key and what is allowed."""
+    found = find_workload(path)
+    file = found.file
     options = _over(_load(file), overrides)
     if isinstance(options.get("name", ""), str):
         options.setdefault("name", file.stem)
     try:
-        return _read(options, (file.parent, *_folders(data_dir)))
+        return _read(options, (found.data_folder, *_folders(data_dir)))
     except ConfigError as error:
         raise ConfigError(f"workload '{path}': {error}") from None
 

@@ -37,12 +37,26 @@ class ScriptedEngine:
         self.slept_s.append(seconds)
         self.clock_s += seconds
 
+    def prepare(
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams, options: RequestOptions
+    ) -> SimpleNamespace:
+        assert params.ignore_eos and not params.detokenize
+        return SimpleNamespace(request_id=request_id, params=params)
+
+    def forecast(self, prepared: SimpleNamespace) -> SimpleNamespace | None:
+        """Expect a first token after as many steps as there are requests; nothing before the first step."""
+        if not self.num_steps:
+            return None
+        return SimpleNamespace(first_token_s=self._step_s * (len(self._live) + 1))
+
+    def submit(self, prepared: SimpleNamespace, *, stream: bool) -> None:
+        self._live[prepared.request_id] = (prepared.params, stream, self.clock_s)
+        self._times[prepared.request_id] = []
+
     def add_request(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, options: RequestOptions, *, stream: bool
     ) -> None:
-        assert params.ignore_eos and not params.detokenize
-        self._live[request_id] = (params, stream, self.clock_s)
-        self._times[request_id] = []
+        self.submit(self.prepare(request_id, prompt, params, options), stream=stream)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._live)

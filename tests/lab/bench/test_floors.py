@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from headway.loader.dummy import BUILTIN_SHAPES
+from headway.loader.builtin_shapes import BUILTIN_SHAPES
 from headway.models.costs import ModelCosts, model_costs
 from headway.models.hf_config import config_from_hf
 from headway.worker.ceilings import Ceilings

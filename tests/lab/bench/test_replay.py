@@ -76,6 +76,8 @@ def test_arrivals_are_kept_and_idle_time_is_slept() -> None:
     assert times == [pytest.approx([0.01, 0.02]), pytest.approx([0.03, 0.04, 0.05]), pytest.approx([1.01])]
     assert engine.slept_s == [pytest.approx(0.95)]
     assert (done.num_steps, done.num_lost, done.duration_s) == (6, 0, pytest.approx(1.01))
+    expected = [timeline.expected_first_s for timeline in done.timelines]
+    assert expected == [None, pytest.approx(0.03), pytest.approx(1.01)], "forecasts count from the start, too"
 
 
 def test_latencies_count_from_the_time_a_request_was_due() -> None:

@@ -10,9 +10,10 @@ import pytest
 from headway_lab.bench.timelines import RequestTimeline
 from headway_lab.claims.claim import Where
 from headway_lab.claims.context import Context
+from headway_lab.claims.run import Run
 from headway_lab.claims.scenarios import CLAIMS
 from headway_lab.claims.spread_cells import CONTINUOUS, DYNAMIC, STATIC, Cell, Cells, Served, Sizes
-from headway_lab.claims.testbed import Run, SimulatedTestbed
+from headway_lab.claims.testbed import SimulatedTestbed
 from tests.lab.claims.small import SmallTestbed
 
 CELL = Cell(spread=10, batch=8, prompt_share=0.2, mean=50, longest=2_048)

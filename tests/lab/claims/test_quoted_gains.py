@@ -10,10 +10,10 @@ from headway.errors import ConfigError
 from headway.predict import PromptView, TrafficLog
 from headway_lab.bench.timelines import RequestTimeline
 from headway_lab.claims.context import Context
+from headway_lab.claims.run import Run
 from headway_lab.claims.scenarios import CLAIMS, predictor_price
 from headway_lab.claims.scenarios.predictor_price import TRAFFIC_LOG
 from headway_lab.claims.scenarios.quoted_gains import answered_s
-from headway_lab.claims.testbed import Run
 from tests.lab.claims.small import SmallTestbed, small_context
 
 

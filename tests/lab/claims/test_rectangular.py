@@ -17,8 +17,9 @@ from headway_lab.bench.replay import replay
 from headway_lab.bench.timelines import RequestTimeline
 from headway_lab.claims.machine_shares import machine_shares
 from headway_lab.claims.rectangular import Usage, batches_of, rectangular
+from headway_lab.claims.run import Run
 from headway_lab.claims.scenarios.padding import SEALING
-from headway_lab.claims.testbed import EngineTestbed, Run, SimulatedTestbed
+from headway_lab.claims.testbed import EngineTestbed, SimulatedTestbed
 from headway_lab.workload.bench_requests import BenchRequest
 from tests.lab.claims.small import tiny_options, tiny_testbed
 

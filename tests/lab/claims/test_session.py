@@ -19,9 +19,10 @@ from headway_lab.bench.timelines import RequestTimeline
 from headway_lab.claims.claim import Outcome, Where
 from headway_lab.claims.claim_results import On, Session
 from headway_lab.claims.context import Context, Infeasible, Variant, run_alternating
+from headway_lab.claims.run import Run
 from headway_lab.claims.scenarios import CLAIMS, paging_cost, weight_formats
 from headway_lab.claims.scenarios.paging_cost import Layers, PagingSetup
-from headway_lab.claims.testbed import EngineTestbed, Run, SimulatedTestbed
+from headway_lab.claims.testbed import EngineTestbed, SimulatedTestbed
 from headway_lab.sim import CostModel
 from headway_lab.workload.bench_requests import BenchRequest
 from tests.lab.claims.small import SmallTestbed, row, tiny_options, tiny_testbed

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from headway_lab.bench.forecast_errors import ForecastErrors
@@ -12,14 +10,12 @@ from headway_lab.sim.setup import set_up, with_oracle
 from headway_lab.sim.simulate import simulate
 from headway_lab.workload.workload_file import load_workload
 
-WORKLOADS = Path(__file__).parents[3] / "workloads"
-
 
 @pytest.mark.parametrize("policy", ["fcfs", "sjf"])
 def test_forecasts_near_capacity(policy: str) -> None:
     """Of a cost model with a spread, which the engine learns from its own steps."""
     setup = set_up(Calibration.find("h200-llama31-8b"), {"scheduling_policy": policy})
-    work = load_workload(WORKLOADS / "chat_lognormal.toml").draw(seed=1, vocab_size=1000, num_requests=300, rate=80.0)
+    work = load_workload("chat_lognormal").draw(seed=1, vocab_size=1000, num_requests=300, rate=80.0)
     done = simulate(with_oracle(work), setup.machine, setup.scheduler, setup.cache)
     errors = ForecastErrors.of(done.timelines)
     assert errors.num_missing <= 2
@@ -29,7 +25,7 @@ def test_forecasts_near_capacity(policy: str) -> None:
 def test_replicas_forecast_what_they_were_chosen_for() -> None:
     """Two of them halve the wait, and each says how long it is there."""
     setup = set_up(Calibration.find("h200-llama31-8b"), {})
-    work = load_workload(WORKLOADS / "chat_lognormal.toml").draw(seed=1, vocab_size=1000, num_requests=200, rate=160.0)
+    work = load_workload("chat_lognormal").draw(seed=1, vocab_size=1000, num_requests=200, rate=160.0)
     done = simulate(work, setup.machine, setup.scheduler, setup.cache, num_replicas=2, router="least-loaded")
     errors = ForecastErrors.of(done.timelines)
     assert errors.num_missing <= 4

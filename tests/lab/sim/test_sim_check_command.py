@@ -86,6 +86,6 @@ def test_without_variants_files_are_as_they_were(run: Callable[..., int], tmp_pa
 def test_what_does_not_go_together_is_refused_before_an_engine_is_loaded(
     flags: tuple[str, ...], told: str, run: Callable[..., int], loaded: LOADED, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(*flags) == 1
+    assert run(*flags) == 2
     assert told in capsys.readouterr().err
     assert not loaded

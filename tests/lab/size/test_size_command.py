@@ -141,7 +141,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "unknown machine": (["--model", "MODEL", "--machine", "h20", *WORK, *RATE], "Known are b200, h200, h100"),
     "no machine": (["--model", "MODEL", "--tflops", "3", *WORK, *RATE], "--bandwidth-gb-s, --memory-gb are missing"),
     "no model": ([*SHEET, *WORK, *RATE], "Name the model"),
-    "no work": (["--model", "MODEL", *SHEET, *RATE], "give --workload FILE.toml, --trace FILE, or"),
+    "no work": (["--model", "MODEL", *SHEET, *RATE], "give --workload WORKLOAD, --trace FILE, or"),
     "no rate": (["--model", "MODEL", *SHEET, *WORK], "give all three"),
     "float8 unknown": (["--model", "MODEL", *SHEET, *WORK, *RATE, "--quantization", "fp8"], "does not know float8"),
     "calibration of another model": (

@@ -416,7 +416,7 @@ SLO = ["--slo", "p99_ttft_ms=50"]
         (["tune", "--tensor-parallel-size", "2"], "headway calibrate --tensor-parallel-size 2"),
         (["tune", "--calibration", "h200-llama31-8b"], "with --replicas or --objective cost; without, give one"),
         (["tune", "--calibration", "h200-llama31-8b", "--replicas", "1-2"], "of one model"),
-        (["tune", "--traffic-log", "log.jsonl"], "give --workload FILE.toml, or --traffic-log FILE"),
+        (["tune", "--traffic-log", "log.jsonl"], "give --workload WORKLOAD, or --traffic-log FILE"),
     ],
 )
 def test_errors_are_one_line(

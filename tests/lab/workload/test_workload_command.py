@@ -9,7 +9,7 @@ import pytest
 
 from headway.cli import main
 
-ORCA = str(Path(__file__).parents[3] / "workloads" / "orca.toml")
+ORCA = "orca"
 
 
 def test_numbers_and_plots(capsys: pytest.CaptureFixture[str]) -> None:

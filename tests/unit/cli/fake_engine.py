@@ -38,6 +38,7 @@ class FakeEngine:
     def __init__(self, config: EngineConfig, answer: Callable[[str], str], *, max_model_len: int = 4096) -> None:
         self.config = config = config.resolve("cpu")
         self.tokenizer = FakeTokenizer()
+        self.preparer = SimpleNamespace(chat_token_ids=self._chat_token_ids)
         self.plan = SimpleNamespace(max_model_len=max_model_len)
         self.prompts: list[str] = []
         self._answer = answer
@@ -68,6 +69,9 @@ class FakeEngine:
         max_tokens = min(params.max_tokens or room, room)
         request = Request(request_id, token_ids, max_tokens=max_tokens, stop_token_ids=frozenset({EOS}))
         self.core.add_request(request)
+
+    def _chat_token_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        return self.tokenizer.encode(self.tokenizer.apply_chat_template(messages))
 
     def step(self) -> EngineStep:
         step = self.core.step()

@@ -197,29 +197,30 @@ def test_watching_goes_on_until_interrupted(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "message", "code"),
     [
-        (("--url", "127.0.0.1:8000"), "--url must be an address such as http://127.0.0.1:8000"),
-        (("--url", "file:///etc/hosts"), "--url must be an address"),
-        (("--url", "http://127.0.0.1:port"), "--url must be an address"),
-        (("--url", "http://127.0.0.1:9"), "Start one with 'headway serve', or name another with --url."),
-        (("--url", "http://127.0.0.1:9", "--watch", "0"), "--watch must be at least 0.1 seconds"),
-        (("--watch", "--html", "x"), "does not go with --watch"),
-        (("--url", "URL"), "--api-key or $HEADWAY_API_KEY"),
-        (("--url", "URL", "--api-key", "wrong"), "--api-key or $HEADWAY_API_KEY"),
-        (("--url", "URL", "--api-key", "two\nlines"), "The API key cannot be sent"),
-        (("--url", "URL", "--api-key", "sesame", "--html", "/no/such/kv.html"), "Cannot write '/no/such/kv.html'"),
+        (("--url", "127.0.0.1:8000"), "--url must be an address such as http://127.0.0.1:8000", 2),
+        (("--url", "file:///etc/hosts"), "--url must be an address", 2),
+        (("--url", "http://127.0.0.1:port"), "--url must be an address", 2),
+        (("--url", "http://127.0.0.1:9"), "Start one with 'headway serve', or name another with --url.", 1),
+        (("--url", "http://127.0.0.1:9", "--watch", "0"), "--watch must be at least 0.1 seconds", 2),
+        (("--watch", "--html", "x"), "does not go with --watch", 2),
+        (("--url", "URL"), "--api-key or $HEADWAY_API_KEY", 1),
+        (("--url", "URL", "--api-key", "wrong"), "--api-key or $HEADWAY_API_KEY", 1),
+        (("--url", "URL", "--api-key", "two\nlines"), "The API key cannot be sent", 2),
+        (("--url", "URL", "--api-key", "sesame", "--html", "/no/such/kv.html"), "Cannot write '/no/such/kv.html'", 2),
     ],
 )
 def test_what_cannot_work_is_one_clear_line(
     url: str,
     arguments: tuple[str, ...],
     message: str,
+    code: int,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("HEADWAY_API_KEY", raising=False)
-    assert run(*(url if word == "URL" else word for word in arguments)) == 1
+    assert run(*(url if word == "URL" else word for word in arguments)) == code
     error = capsys.readouterr().err
     assert error.startswith("headway: error: ") and message in error and error.count("\n") == 1
 

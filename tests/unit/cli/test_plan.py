@@ -79,7 +79,7 @@ def test_nothing_is_read_but_headers(
 
 def test_two_models_and_none_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "a", "--model", "b"]) != 0
-    assert "Two models were named" in capsys.readouterr().err
+    assert "name two models" in capsys.readouterr().err
     assert main(["plan", "./nowhere", "--device", "cpu"]) != 0
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headway.cli import main, reference
-from headway.cli.serve import server_flags
+from headway.cli.every_option import server_flags
 from headway.config import EngineConfig, iter_options
 from headway.console.commands import Command, CommandGroup
 from headway.console.flags import CommandParser, add_flags, chosen, engine_flags, sampling_flags
@@ -105,7 +105,8 @@ def test_switches_are_given_or_negated(capsys: pytest.CaptureFixture[str]) -> No
     assert "--enable-prefix-caching [True]" in text and "--enforce-eager [False]" in text
     parser = CommandParser(prog="test")
     add_flags(parser, engine_flags())
-    parser.print_help_all()
+    parser.show_all()
+    parser.print_help()
     assert "--async-scheduling, --no-async-scheduling" in capsys.readouterr().out
 
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.unit.documented_edits import ROOT, copied, documented_edits, make_edits
+
 PAGE = (ROOT / "docs" / "adding_a_policy.md").read_text()
 POLICY_FILE = "src/headway/core/policy/spf.py"
-CONFIG_FILE = "src/headway/config.py"
 
 
 def blocks(language: str) -> list[str]:
@@ -26,20 +25,17 @@ def blocks(language: str) -> list[str]:
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package as it is when the page has been followed as far as 'That is all'."""
     root = tmp_path_factory.mktemp("checkout")
-    shutil.copytree(ROOT / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    copied(root, "src", "tests")
     policy, _ = blocks("python")
-    assert f"`{POLICY_FILE}`" in PAGE and f"`{CONFIG_FILE}`" in PAGE
+    assert f"`{POLICY_FILE}`" in PAGE
     (root / POLICY_FILE).write_text(policy)
-    [diff] = blocks("diff")
-    old, new = (line[1:] for line in diff.splitlines())
-    config = (root / CONFIG_FILE).read_text()
-    assert config.count(old) == 1, "the page shows another list of policies than config.py has"
-    (root / CONFIG_FILE).write_text(config.replace(old, new))
+    files = [make_edits(edits, root) for edits in documented_edits("adding_a_policy.md")]
+    assert files == [{"src/headway/config.py"}, {"tests/property/brute_force_policies.py"}]
     return root
 
 
 def run(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(checkout / "src")}
+    environment = os.environ | {"PYTHONPATH": f"{checkout / 'src'}{os.pathsep}{checkout}"}
     return subprocess.run(
         [sys.executable, *arguments], cwd=checkout, env=environment, capture_output=True, text=True, timeout=120
     )
@@ -73,7 +69,23 @@ def test_the_commands_know_the_policy(checkout: Path) -> None:
 
 
 def test_the_policy_is_in_the_docs_of_options(checkout: Path) -> None:
-    assert "prefix, spf." in run(checkout, "-m", "headway", "options", "--markdown").stdout
+    assert ", spf." in run(checkout, "-m", "headway", "options", "--markdown").stdout
+
+
+PLAY = """
+import random
+from tests.property.random_play import RandomPlay, crowded_world, small_world
+
+for seed in range(6):
+    rng = random.Random(seed)
+    play = RandomPlay((small_world, crowded_world)[seed % 2](rng, "spf"), rng, max_in_flight=1 + seed % 3)
+    play.play(num_steps=60)
+"""
+
+
+def test_the_policy_does_what_its_model_does(checkout: Path) -> None:
+    done = run(checkout, "-c", PLAY)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_page_names_every_hook_and_queue() -> None:

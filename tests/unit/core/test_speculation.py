@@ -13,6 +13,7 @@ from headway.core.create import create_scheduler
 from headway.core.policy.fair import GENERATED_WEIGHT, FairPolicy
 from headway.core.proposers import MAX_MATCH, MIN_MATCH, Draft, NgramProposer
 from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, SchedulerOutput
+from headway.core.tuning import SPECULATION
 from headway.errors import ConfigError
 from headway_lab.sim.simulate import simulate
 from tests.unit.no_model import nominal_plan
@@ -262,7 +263,7 @@ def test_a_scheduler_takes_over_what_another_has_learned() -> None:
 
     taught = fresh()
     assert taught.speculation is not None
-    for num_drafts, seconds in ((0, 0.010), (4, 0.030)):
+    for num_drafts, seconds in ((0, 0.010), (4, 0.030)) * SPECULATION.steps_to_trust:
         taught.speculation.observe_step(seconds, num_drafts=num_drafts, num_decodes=1, num_chunk_tokens=0)
     for num_tokens, seconds in ((0, 0.010), (1024, 0.112)):
         taught.pace.step_time.observe(num_tokens, seconds)

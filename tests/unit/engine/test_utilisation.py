@@ -70,7 +70,7 @@ def test_a_request_by_hand() -> None:
     used = Utilisation.of(stats)
     assert used.as_json() == {"bandwidth": 0.5025, "compute": 0.051, "ceiling": 0.5025, "useful": 0.4, "host": 0.1429}
     assert str(used) == (
-        "bandwidth 50.2% · compute (MFU) 5.1% · of the ceilings 50.2% · useful tokens 40.0% · waits for the host 14.3%"
+        "bandwidth 50.3% · compute (MFU) 5.1% · of the ceilings 50.3% · useful tokens 40.0% · waits for the host 14.3%"
     )
 
 

@@ -34,8 +34,10 @@ from headway.wire.messages import (
     AbortRequests,
     AddRequest,
     BlockSnapshot,
+    CacheResetDone,
     Delta,
     Heartbeat,
+    ResetCache,
     Shutdown,
     StepBatch,
     StepSnapshot,
@@ -505,3 +507,16 @@ def test_blocks_of_the_last_step_are_served_before_the_loop_sleeps() -> None:
     assert "begins r" in events
     after = events[events.index("ends r") :]
     assert after.index("serves") < after.index("sleeps")
+
+
+def test_a_reset_of_the_cache_is_answered_and_what_runs_goes_on() -> None:
+    prompt = list(range(5, 30))
+    channel = run(
+        [add("a", prompt)], *[[]] * 6, [ResetCache("idle")], [add("b", prompt)], [], [ResetCache("busy")], *[[]] * 8
+    )
+    idle, busy = (message for message in channel.sent if isinstance(message, CacheResetDone))
+    assert idle.name == "idle" and idle.num_forgotten > 0 and idle.num_kept == 0
+    assert busy.name == "busy" and busy.num_forgotten == 0 and busy.num_kept > 0
+    assert channel.deltas("b")[-1].finish_reason == "length"
+    timings = channel.deltas("b")[-1].timings
+    assert timings is not None and timings.num_cached_tokens == 0, "nothing is found after a reset"

@@ -45,7 +45,7 @@ async def test_what_the_engine_refuses_ends_the_stream_with_an_error(client: Eng
 async def test_closing_a_stream_aborts_its_request_and_frees_its_blocks(client: EngineClient) -> None:
     streams = [client.submit(add(f"left-{index}", max_tokens=4000)) for index in range(20)]
     for stream in streams:
-        assert await anext(stream)
+        assert await anext(stream) or await anext(stream), "the first read may bring nothing but a forecast"
     assert state(client.stats)[0] == 20
     for stream in streams[:10]:
         await stream.aclose()

@@ -91,3 +91,10 @@ def test_a_cache_gives_back_what_its_format_keeps(format: KVFormat, token_major:
     k_blocks, v_blocks = cache.read_blocks(torch.arange(5), torch.float64)
     assert torch.equal(k_blocks.transpose(1, 2).flatten(0, 1)[slots], k_back)
     assert torch.equal(v_blocks.transpose(1, 2).flatten(0, 1)[slots], v_back)
+
+
+def test_a_format_that_the_cache_could_not_hold_is_refused() -> None:
+    with pytest.raises(ValueError, match="packs no numbers of 2 bits"):
+        Numbers("int2", "uint8", 2, largest=1.0)
+    with pytest.raises(ValueError, match="both stored with scales"):
+        KVFormat("mixed", FORMATS["float16"].keys, FORMATS["int8"].values)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-import huggingface_hub
 import pytest
 import torch
 
+from headway import loader
+from headway.config import ModelConfig
 from headway.errors import ConfigError, CorruptModelError, ModelNotFoundError, UnsupportedModelError
 from headway.layers.ops import TorchOps
-from headway.loader import looks_like_hub_id, open_checkpoint
-from headway.loader.dummy import BUILTIN_SHAPES, DummyCheckpoint
+from headway.loader import open_checkpoint
+from headway.loader.builtin_shapes import BUILTIN_SHAPES
+from headway.loader.chosen_model import model_path, open_model
+from headway.loader.dummy import DummyCheckpoint
 from headway.models import load_decoder
 from headway.models.decoder_config import Llama3Scaling
 from tests.unit.models.harness import Harness
@@ -22,7 +24,7 @@ from tests.unit.models.tiny import hf_model, random_prompt, save_folder
 
 @pytest.mark.parametrize("model", ["/no/such/folder", "./nowhere", "a/b/c", "missing.gguf", "models/missing.gguf", ""])
 def test_path_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("went to the hub"))
+    monkeypatch.setattr(loader, "find_model", lambda *_, **__: pytest.fail("went to the hub"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelNotFoundError, match="no file or folder|is not a model"):
         open_checkpoint(model)
@@ -67,33 +69,24 @@ def test_refusals(
         open_checkpoint(model if content is None else tmp_path / model, load_format)
 
 
-def test_hub_id_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = save_folder(hf_model("qwen3"), tmp_path)
-    asked: list[str] = []
-
-    def fake_download(model: str, **_: Any) -> str:
-        asked.append(model)
-        return str(folder)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fake_download)
-    checkpoint = open_checkpoint("someone/some-model.v2")
-    assert (asked, checkpoint.name, checkpoint.path) == (["someone/some-model.v2"], "someone/some-model.v2", folder)
+def test_builtin_shapes_are_no_names_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "find_model", lambda *_, **__: pytest.fail("went to the hub"))
+    with pytest.raises(ModelNotFoundError, match="a shape without weights"):
+        model_path(ModelConfig(model="qwen3-0.6b"))
 
 
-def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> str:
-        raise ConnectionError("name resolution failed\nmore detail")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(ModelNotFoundError) as caught:
-        open_checkpoint("someone/model")
-    for part in ("'someone/model'", "Hugging Face hub", "name resolution failed", "local model folder"):
-        assert part in str(caught.value)
-
-
-@pytest.mark.parametrize(("model", "expected"), [("gpt2", True), ("Qwen/Qwen3-0.6B", True), ("a/b/c", False)])
-def test_looks_like_hub_id(model: str, expected: bool) -> None:
-    assert looks_like_hub_id(model) == expected
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"revision": "main"}, "give model"),
+        ({"revision": "main", "model": "llama31-8b", "load_format": "dummy"}, "random weights of llama31-8b"),
+        ({"revision": "main", "model": "."}, "the model is ."),
+    ],
+)
+def test_revision_of_what_has_none(options: dict[str, str], message: str) -> None:
+    """It would have no effect."""
+    with pytest.raises(ConfigError, match=message):
+        open_model(ModelConfig(**options))
 
 
 def test_builtin_shapes() -> None:

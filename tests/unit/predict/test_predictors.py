@@ -110,7 +110,7 @@ def test_oracle_by_request_id_and_by_function() -> None:
     assert by_id.predict([PromptView([1], request_id="b"), PromptView([1], request_id="a")]) == [70, 3]
     assert OraclePredictor(lambda prompt: len(prompt.prompt_token_ids)).predict([PromptView([1, 2])]) == [2]
     for unknown in (None, "c"):
-        with pytest.raises(PredictorError, match="was not told"):
+        with pytest.raises(PredictorError, match="has no length for request"):
             by_id.predict([PromptView([1], request_id=unknown)])
 
 

@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 from starlette.types import ASGIApp, Message, Scope
 
+from headway.core.kv.manager import CacheReset
 from headway.errors import EngineUnavailableError
 from headway.front.engine_client import Health
 from headway.front.streams import RequestStream
@@ -104,6 +105,8 @@ class FakeEngine:
         """What it expects of each request: seconds to the first token, and to the last."""
         self.cached: list[bytes] = []
         self.followers: list[CacheStream] = []
+        self.resets: list[bool] = []
+        """For each reset of the caches, whether the disk is cleared too."""
         self._manual = manual
         self._words = words
 
@@ -133,6 +136,10 @@ class FakeEngine:
 
     def _present_cache(self, place: int) -> list[CacheEvent]:
         return present_state(self.cached, place=place, epoch=0, number=6, block_size=16)
+
+    async def reset_caches(self, *, with_disk: bool = False) -> CacheReset:
+        self.resets.append(with_disk)
+        return CacheReset(5, 2)
 
     def add_step_listener(self, listener: Callable[[EngineStats], None]) -> None:
         self.listeners.append(listener)

@@ -12,7 +12,7 @@ import headway.cli.serve
 from headway import AsyncLLM
 from headway.config import ModelConfig
 from headway.server.serving import model_name
-from headway.loader.model_tokenizer import load_model_tokenizer
+from headway.loader.chosen_model import load_model_tokenizer
 
 assert model_name(None) and AsyncLLM()
 assert load_model_tokenizer(ModelConfig()) is not None

@@ -16,7 +16,7 @@ from headway.server.metrics import access_log
 from headway.server.metrics.access_log import AccessLog, AccessRecord
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, run
 
-OPEN = {"/health", "/ready", "/ping"}
+OPEN = {"/health", "/ready", "/ping", "/v2/health/live", "/v2/health/ready"}
 ROUTES = [
     *(("GET", "/live"), ("GET", "/openapi.json"), ("GET", "/docs"), ("GET", "/"), ("GET", "/nothing")),
     *((each.method.upper(), each.path.replace("{name}", "small")) for each in OPERATIONS if each.path not in OPEN),
@@ -101,7 +101,10 @@ def test_wrong_routes_are_error_objects(method: str, path: str, status: int) -> 
         ("/api/chat", "'/v1/chat/completions'"),
         ("/props", "'/v1/models'"),
         ("/slots/", "'/load'"),
-        *((path, None) for path in ("/score", "/v1/rerank", "/sleep")),
+        ("/is_sleeping", "'/health'"),
+        ("/sleep", "Engines do not sleep here"),
+        ("/flush_cache", "'/reset_prefix_cache'"),
+        *((path, None) for path in ("/score", "/v1/rerank")),
     ],
 )
 def test_a_wrong_path_is_told_what_is_wrong_with_it_and_what_exists(path: str, hint: str | None) -> None:

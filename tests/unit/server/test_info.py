@@ -18,7 +18,8 @@ from headway.server.api import openapi
 from headway.server.api.record_fields import ApiRecord
 from headway.server.api.responses_api import ResponsesRequest
 from headway.server.limits import LIMITS
-from headway.server.metrics.server_metrics import Histogram, RecentQuantiles, RecentShare, RecentUtilisation
+from headway.server.metrics.histograms import Histogram
+from headway.server.metrics.recent import RecentQuantiles, RecentShare, RecentUtilisation
 from headway.tokenizer import Tokenizer
 from tests.unit.clock import Clock
 from tests.unit.engine_stats import engine_stats
@@ -122,7 +123,11 @@ def test_every_help_text_of_a_metric_can_be_read_alone() -> None:
     """Explorers of metrics show one at a time."""
     texts = re.findall(r"^# HELP \S+ (.*)$", FakeServer().call("GET", "/metrics").text, re.MULTILINE)
     assert len(texts) > 50
-    assert [text for text in texts if re.search(r"^(Of (these|them)|Its?)\b|\b(there|that|been)\.$", text)] == []
+    assert [
+        text
+        for text in texts
+        if re.search(r"^(Of (these|them)|Its?|How long)\b|\b(there|that|been|these|none)\.$|\bthis process\b", text)
+    ] == []
 
 
 def test_metrics_tell_where_prompts_were_computed() -> None:
@@ -156,7 +161,7 @@ def test_metrics_count_requests_and_tokens() -> None:
         "kv_waste_perc": pytest.approx(0.25),
         "generation_tokens_total": 6,
         "queue_requests": 0,
-        "http_responses_total[('route', '/v1/completions'), ('status', '400')]": 1,
+        "http_responses_total[('method', 'POST'), ('route', '/v1/completions'), ('status', '400')]": 1,
     }
     assert {name: found[f"headway:{name}"] for name in expected} == expected
 
@@ -289,7 +294,7 @@ def test_a_recent_share_is_that_of_the_last_minute() -> None:
 
 
 def test_openapi_describes_every_route_and_nothing_else() -> None:
-    server = FakeServer(kv_events=True)
+    server = FakeServer(kv_events=True, enable_admin_routes=True)
     document = server.call("GET", "/openapi.json").json()
     assert document["openapi"] == "3.1.0"
     for path, methods in document["paths"].items():

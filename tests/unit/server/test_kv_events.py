@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Message
 
 from headway.front.watch_streams import MAX_UNREAD_BLOCKS, CacheEvent
-from headway.server.api import routes
+from headway.server.api import kv_event_stream
 from headway.server.limits import LIMITS
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, engine_ready, until
 
@@ -94,7 +94,7 @@ async def status_of(server: FakeServer) -> int:
 
 
 async def test_too_many_readers_are_refused_until_one_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "LIMITS", replace(LIMITS, max_followers=2))
+    monkeypatch.setattr(kv_event_stream, "LIMITS", replace(LIMITS, max_followers=2))
     server = following()
     await reader(server).leave()
     assert server.engine.followers == [], "one that leaves at once leaves nothing behind"
@@ -107,7 +107,7 @@ async def test_too_many_readers_are_refused_until_one_leaves(monkeypatch: pytest
 
 
 async def test_a_quiet_stream_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "LIMITS", replace(LIMITS, quiet_s=0.005))
+    monkeypatch.setattr(kv_event_stream, "LIMITS", replace(LIMITS, quiet_s=0.005))
     server = following()
     client = reader(server)
     await until(lambda: client.body.count(b": nothing new") >= 2)

@@ -34,7 +34,7 @@ from headway.server.live.batch_frames import (
 )
 from headway.server.live.live_page import LiveHub, LiveHubs, live_routes
 from headway.server.metrics.price_meter import PriceMeter
-from headway.server.metrics.server_metrics import RecentTimes, percentile
+from headway.server.metrics.recent import RecentTimes, percentile
 from headway.wire import messages
 from headway.wire.engine_stats import EngineStats
 from headway.wire.messages import BlockMap, BlockRun, SnapshotRow, StepSnapshot, WaitingRow

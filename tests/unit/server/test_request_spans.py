@@ -10,7 +10,17 @@ import pytest
 from headway.errors import ConfigError
 from headway.server.server_config import ServerConfig
 from headway.server.serving import run_server
-from tests.unit.server.fake_engine import COMPLETIONS, FakeEngine, FakeServer, run
+from tests.unit.server.fake_engine import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    MESSAGES,
+    NEEDED,
+    RESPONSES,
+    FakeEngine,
+    FakeServer,
+    run,
+)
 
 
 class Traced:
@@ -34,7 +44,8 @@ class Traced:
 
 def test_a_span_tells_where_the_time_went() -> None:
     traced = Traced()
-    traced.server.post(COMPLETIONS, {"prompt": [1, 2, 3], "stream": True}, headers={"x-request-id": "r1"})
+    body = {"prompt": [1, 2, 3], "stream": True, "n": 1, "max_tokens": 9, "temperature": 0.5, "top_p": 0.9}
+    traced.server.post(COMPLETIONS, body, headers={"x-request-id": "r1"})
     (span,) = traced.spans()
     assert span.name == "text_completion small"
     assert span.parent is None
@@ -51,14 +62,39 @@ def test_a_span_tells_where_the_time_went() -> None:
         "http.response.status_code": 200,
         "gen_ai.usage.input_tokens": 3,
         "gen_ai.usage.output_tokens": 3,
+        "gen_ai.usage.prompt_tokens": 3,
+        "gen_ai.usage.completion_tokens": 3,
+        "gen_ai.request.n": 1,
+        "gen_ai.request.max_tokens": 9,
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.top_p": 0.9,
         "gen_ai.response.finish_reasons": ("stop",),
         "gen_ai.usage.cache_read.input_tokens": 4,
         "gen_ai.latency.time_in_queue": 0.1,
         "gen_ai.latency.time_in_model_prefill": 0.2,
         "gen_ai.latency.time_in_model_decode": 0.3,
+        "gen_ai.latency.time_in_model_inference": 0.5,
         "headway.num_preemptions": 1,
     }
     assert span.end_time > span.start_time
+
+
+@pytest.mark.parametrize(
+    ("path", "operation"),
+    [
+        *((CHAT, "chat"), (COMPLETIONS, "text_completion"), (EMBEDDINGS, "embeddings")),
+        *((RESPONSES, "chat"), (MESSAGES, "chat")),
+    ],
+)
+def test_every_endpoint_that_generates_has_spans(path: str, operation: str) -> None:
+    traced = Traced()
+    traced.server.send(path)
+    traced.server.post("/invocations", NEEDED[path]) if path in (CHAT, COMPLETIONS, EMBEDDINGS) else None
+    for span in traced.spans():
+        assert span.attributes["gen_ai.operation.name"] == operation
+        assert span.attributes["http.route"] in (path, "/invocations")
+        assert span.attributes["gen_ai.request.n"] == 1
+        assert "gen_ai.latency.time_in_model_inference" in span.attributes
 
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from headway.cli import serve
 from headway.config import ModelConfig
-from headway.console.flags import CommandParser, chosen
 from headway.errors import ConfigError, ModelNotFoundError
-from headway.loader.model_tokenizer import load_model_tokenizer
+from headway.loader.chosen_model import load_model_tokenizer
+from headway.server import serving
 from headway.server.server_config import ServerConfig
-from headway.server.serving import model_name
-
-ROOT = Path(__file__).parents[3]
+from headway.server.serving import model_name, run_server
+from tests.unit.console.settling import settled
 
 
 def parse(*arguments: str) -> ServerConfig:
-    parser = CommandParser(prog="test")
-    serve.add_arguments(parser)
-    return serve.server_config(chosen(parser.parse(list(arguments)), serve.server_flags()))
+    return serve.server_config(settled(*arguments, environment=os.environ))
 
 
 def test_local_by_default() -> None:
@@ -47,6 +47,9 @@ def test_flags(monkeypatch: pytest.MonkeyPatch) -> None:
         access_log=False,
     )
     assert parse() == ServerConfig()
+    assert not parse("--no-request-log").access_log
+    limits = parse("--max-waiting-per-tenant", "5", "--max-running-per-tenant", "0", "--price-per-hour", "2.5")
+    assert (limits.max_waiting_per_tenant, limits.max_running_per_tenant, limits.price_per_hour) == (5, 0, 2.5)
     assert parse("--roles", "prefill=1,decode=2").roles == "prefill=1,decode=2"
     assert ServerConfig(roles="prefill=1,decode=2", replicas=3).scaling is None
 
@@ -77,12 +80,18 @@ def test_keys_that_others_can_read_are_warned_of(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("one")
     file.chmod(0o600)
-    assert serve.key_warnings({}) == serve.key_warnings({"api_key_file": str(file)}) == []
-    (line,) = serve.key_warnings({"api_key": ["one"]})
+    assert serve.key_warnings(settled()) == serve.key_warnings(settled("--api-key-file", str(file))) == []
+    (line,) = serve.key_warnings(settled("--api-key", "one"))
     assert "list of processes" in line and "--api-key-file or $HEADWAY_API_KEY" in line
     file.chmod(0o644)
-    (line,) = serve.key_warnings({"api_key_file": str(file)})
+    (line,) = serve.key_warnings(settled("--api-key-file", str(file)))
     assert "can read the keys" in line and "chmod 600" in line
+    options = tmp_path / "headway.toml"
+    options.write_text("port = 1")
+    assert serve.key_warnings(settled(file=options)) == [], "it has no key"
+    options.write_text("api_key = 'one'")
+    (line,) = serve.key_warnings(settled(file=options))
+    assert f"can read the keys in '{options}'" in line
 
 
 WRONG_TYPES = [{"host": 5}, {"port": "8000"}, {"api_key": "secret"}, {"queue_ttl_s": "5"}, {"served_model_name": [1]}]
@@ -115,18 +124,26 @@ def test_wrong_options(options: dict[str, Any], why: str) -> None:
         ServerConfig(**options)
 
 
+def test_engines_log_from_the_level_of_the_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def refuse(*_: object, log_level: str, **__: object) -> NoReturn:
+        asked.append(log_level)
+        raise ConfigError("no engine here")
+
+    monkeypatch.setattr(serving, "Deployment", refuse)
+    with pytest.raises(ConfigError, match="no engine here"):
+        serving.run_server(ServerConfig(port=0, log_level="error"), {}, lambda line: None)
+    assert asked == ["ERROR"]
+    with pytest.raises(ConfigError, match="^log_level must be one of debug, info"):
+        ServerConfig(log_level="ERROR")
+
+
 def test_two_models_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None:
     from headway.cli.main import main
 
     assert main(["serve", "a", "--model", "b"]) == 2
     assert "two models" in capsys.readouterr().err
-
-
-def test_docs_list_every_option() -> None:
-    page = (ROOT / "docs" / "server.md").read_text()
-    for spec in serve.server_flags():
-        row = f"| `{spec.flag}` | {spec.default_text} | {spec.help} |"
-        assert row in page, row
 
 
 def test_model_names_are_no_paths(tmp_path: Path) -> None:
@@ -154,3 +171,18 @@ def test_a_model_that_is_nowhere() -> None:
 def test_the_embedded_tokenizer() -> None:
     tokenizer = load_model_tokenizer(ModelConfig())
     assert tokenizer is not None and tokenizer.chat_template
+
+
+def test_events_that_cannot_be_published_are_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ServerConfig(port=0, kv_events_config='{"endpoint": "tcp://127.0.0.1:*"}')
+    with pytest.raises(ConfigError, match="enable_prefix_caching is False"):
+        run_server(config, {"enable_prefix_caching": False}, lambda line: None)
+    monkeypatch.delitem(sys.modules, "headway.front.kv_event_publisher", raising=False)
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: ['pyzmq>=25; extra == "gateway"'])
+    with pytest.raises(ConfigError, match="'zmq' is missing.*install .?pyzmq"):
+        run_server(config, {}, lambda line: None)
+    with pytest.raises(ConfigError, match="no field 'endpoints'"):
+        parse("--kv-events-config", '{"endpoints": "tcp://*:5557"}')
+    for off in ('{"enable_kv_cache_events": false}', '{"publisher": "null"}'):
+        assert parse("--kv-events-config", off).published_events is None

@@ -92,7 +92,7 @@ def test_what_is_wrong_is_said(data: Any, words: str) -> None:
     [
         ("classes.yaml", b"", "must end in .toml or .json"),
         ("classes.toml", b"default = ", "is not valid TOML"),
-        ("classes.toml", b"\xff", "is not valid TOML"),
+        ("classes.toml", b"\xff", "is not UTF-8 text"),
         ("classes.json", b"{", "is not valid JSON"),
         ("classes.json", b"[" * 100_000, "nested too deeply"),
         ("classes.toml", b"[classes.a]\nshed = 'x'", "class 'a': shed must be"),

@@ -75,6 +75,7 @@ class ScriptedGeneration:
     cache_ttl_s: float = 0.0
     id: str = "resp-0af"
     created: int = 7
+    metrics: None = None
     job: Any = field(init=False)
 
     def __post_init__(self) -> None:

@@ -192,7 +192,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "propertyNames": ({"propertyNames": {"maxLength": 3}}, ".propertyNames", "are not supported"),
     "not a range": ({"items": INTEGER | {"not": {"minimum": 3}}}, ".items.not", "'not' is not supported here"),
     "if of a range": ({"if": {"minimum": 3}, "then": {"multipleOf": 2}}, ".if", "'if' is not supported here"),
-    "oneOf of overlapping ranges": (INTEGER | {"oneOf": [{"maximum": 5}, {"minimum": 3}]}, ".oneOf", "told apart"),
+    "oneOf of overlapping ranges": (INTEGER | {"oneOf": [{"maximum": 5}, {"minimum": 3}]}, ".oneOf", "distinguished"),
     "reference to nowhere": ({"$ref": "#/$defs/x"}, ".$ref", "leads nowhere"),
     "reference to itself": ({"$ref": "#"}, "", "no JSON value"),
     "references in a circle": (LOOP, "", "no JSON value"),
@@ -288,7 +288,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str, str, list[Any]]] = {
     "oneOf of equals": (
         {"a": {"oneOf": [OBJECT | {"title": "x"}, OBJECT | {"minProperties": 1}]}},
         ".oneOf",
-        "told apart",
+        "distinguished",
         [{"a": {}}],
     ),
     "a lookahead": ({"a": {"pattern": "^(?=a)b"}}, ".pattern", "lookahead", [{"a": 1}]),

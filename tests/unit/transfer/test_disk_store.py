@@ -515,3 +515,17 @@ def test_damage_of_one_kind_is_counted_for_a_minute(caplog: pytest.LogCaptureFix
         "1 file gone (4)",
         "1 file broken (3)",
     ]
+
+
+def test_a_cleared_store_has_no_blocks_and_takes_new_ones(tmp_path: Path) -> None:
+    own, same, other = Stored(tmp_path), Stored(tmp_path), Stored(tmp_path, fingerprint="b" * 32)
+    for each in (own, other):
+        assert each.put(1)
+    assert same.put(2)
+    own.store.clear()
+    assert own.put(3), "what is stored later stays"
+    assert [own.get(number) is None for number in (1, 2, 3)] == [True, True, False]
+    assert same.get(2) is None and other.get(1) is not None, "it clears for all engines of this model, and for no other"
+    assert set(own.store.take_changes()[1]) >= {digest_of(1), digest_of(2)}, "its index learns it"
+    for each in (own, same, other):
+        each.store.close()

@@ -81,6 +81,15 @@ def test_a_dtype_that_only_torch_knows_on_a_cpu() -> None:
     assert (found.dtype, found.kernels, found.attention_backend) == (torch.bfloat16, "torch", "torch_padded")
 
 
+@pytest.mark.usefixtures("native_kernels")
+def test_a_kv_format_that_only_torch_knows_on_a_cpu() -> None:
+    found = chosen("cpu", kv_cache_dtype="bfloat16", attention_backend="torch_padded")
+    assert (found.dtype, found.kernels, found.quantization) == (torch.float32, "torch", "none")
+    assert found.kv_format == plain_format(torch.bfloat16)
+    known = chosen("cpu", kv_cache_dtype="int8", attention_backend="torch_padded")
+    assert (known.kernels, known.attention_backend) == ("native", "torch_padded")
+
+
 @pytest.mark.usefixtures("triton")
 def test_cuda_takes_the_checkpoints_dtype() -> None:
     found = chosen("cuda")
@@ -124,6 +133,11 @@ def test_threads_go_to_those_who_compute() -> None:
         ("cpu", {"quantization": "fp8"}, "'fp8' needs a GPU; use 'int8' or 'int4'"),
         ("cpu", {"quantization": "int8", "dtype": "bfloat16"}, "computes in float32 on the CPU"),
         ("cpu", {"quantization": "stored", "dtype": "float16"}, "computes in float32 on the CPU"),
+        (
+            "cpu",
+            {"quantization": "int8", "kv_cache_dtype": "bfloat16", "attention_backend": "torch_padded"},
+            "'int8' needs the CPU kernels, and they know no KV cache in 'bfloat16'",
+        ),
         ("cuda", {"attention_backend": "cpu"}, "'cpu' does not run on CUDA"),
         ("cuda", {"kv_cache_dtype": "float16"}, "does not go with the Triton kernels and a model in bfloat16"),
         ("cpu", {"attention_backend": "triton"}, "needs a CUDA device"),

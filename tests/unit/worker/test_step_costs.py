@@ -8,7 +8,7 @@ import pytest
 
 from headway.core import ScheduledRequest, SchedulerOutput
 from headway.core.step_work import StepWork
-from headway.loader.dummy import BUILTIN_SHAPES
+from headway.loader.builtin_shapes import BUILTIN_SHAPES
 from headway.models.costs import ModelCosts, model_costs
 from headway.models.hf_config import config_from_hf
 from headway.worker.memory_plan import MemoryPlan

@@ -3,8 +3,8 @@
 The length of an answer is its prediction, if it has one. Otherwise it is drawn from the answers that ended last: what
 is left of an answer of `n` tokens is as long as what was left of those that had more than `n`.
 
-    departures   ▁▁▂▃▅▇      how many requests have left after so many steps: those that run now, and those that take
-    steps        0 → 4096    their seats
+    departures   ▁▁▂▃▅▇      how many requests have left by then: those that run now, and those that take their seats
+    steps        0 → 4096
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The forecast of a request's first token and end, made when it arrives and before it waits.
 
-The next steps are imagined one by one, each as the scheduler would plan it: so many prompt tokens beside the decodes,
-in a time that was learned from the last steps. The request has its first token when the prompts ahead of it and its own
-are computed:
+The next steps are imagined one by one, each as the scheduler would plan it: as many prompt tokens as fit beside the
+decodes, in a time that was learned from the last steps. The request has its first token when the prompts ahead of it
+and its own are computed:
 
     prompt tokens ahead  ▓▓▓▓▓▓▓▓▓▓▓▓░░░        ░ its own
     steps                ├────┼────┼────┼───►   first token
 
-If the batch has no seat or no memory for all of them, so many requests must leave first. A forecast takes about the
+If the batch has no seat or no memory for all of them, some requests must leave first. A forecast takes about the
 same time however many requests wait, since it reads only sums. It is made between two steps and changes nothing.
 """
 
@@ -61,7 +61,7 @@ class Forecaster:
     """Makes the forecasts of a scheduler. The scheduler notes arrivals and ends here."""
 
     SINGLE_STEPS = 8
-    """So many steps are imagined one by one; then several at once, a part of what is left."""
+    """How many steps are imagined one by one. After these, several are imagined at once: a part of what is left."""
     _PARTS = 4
     _MOST_ROUNDS = 80
     _ARRIVALS_S = 10.0  # the time constant of the rate at which prompt tokens arrive
@@ -75,7 +75,9 @@ class Forecaster:
         policy: SchedulingPolicy,
         pace: DecodePace,
         in_flight: deque[LaunchedStep],
+        can_foresee: bool,
     ) -> None:
+        """`can_foresee`: whether the scheduler plans steps as they are imagined here."""
         self.answers = RecentAnswers()
         self._config = config
         self._kv_cache = kv_cache
@@ -84,7 +86,7 @@ class Forecaster:
         self._pace = pace
         self._in_flight = in_flight
         self._arrivals = ArrivalRate(self._ARRIVALS_S)
-        self._can_foresee = config.batching == "continuous" and config.prefill_mode == "chunked"
+        self._can_foresee = can_foresee
         passes = config.short_prompt_share > 0 and not policy.divides_steps
         self._passing_share = config.short_prompt_share / (1.0 + config.short_prompt_share) if passes else 0.0
         self._departures: Departures | None = None
@@ -106,7 +108,7 @@ class Forecaster:
     def forecast(self, request: Request, *, now_s: float) -> Forecast | None:
         """Return what to expect of a request that is not queued yet. `None` if it is not known how long steps take, or
         how long answers are and requests must leave before it; if its blocks come from elsewhere; and for schedulers
-        that are not continuous."""
+        that plan steps in another way."""
         if not self._can_foresee or request.options.blocks_at or self._token_s is None:
             return None
         num_own = max(1, request.num_tokens - self._num_cached(request))

@@ -72,6 +72,15 @@ class DeviceBlocks:
             self.pool.share(block_id)
         return taken
 
+    def forget_idle(self) -> int:
+        """Free the idle blocks of the prefix cache without moving them elsewhere. Returns how many there were."""
+        if self._cache is None:
+            return 0
+        forgotten = self._cache.evict(self._cache.num_idle_blocks)
+        for block in forgotten:
+            self.pool.put_back(block.block_id)
+        return len(forgotten)
+
     def drop(self, block_id: int, *, keep: bool = True) -> None:
         """Drop one owner of a block. After the last one, it becomes idle if it is cached, and free otherwise.
         `keep=False`: it must not be found again."""

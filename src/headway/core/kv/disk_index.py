@@ -36,6 +36,10 @@ class DiskIndex:
         """Note that a block is not on disk, or is unusable."""
         self._digests.pop(digest, None)
 
+    def clear(self) -> None:
+        """Forget all blocks. The time to read one stays known."""
+        self._digests.clear()
+
     def latest(self, most: int) -> list[bytes]:
         """Return at most this many digests, most recently used first."""
         return list(itertools.islice(reversed(self._digests), most))

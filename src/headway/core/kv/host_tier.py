@@ -192,6 +192,20 @@ class HostTier:
         for digest in [digest for digest in self if self._parts[digest].slot in slots]:
             self._free.append(self._forget(digest))
 
+    def forget_idle(self) -> int:
+        """Forget the blocks that are neither needed by a request or the next step nor being stored. Returns how many
+        there were."""
+        idle = [
+            digest
+            for digest, part in self._parts.items()
+            if part.state is _ON_HOST
+            and not part.is_storing
+            and part.slot not in self._read_by_next_step
+            and digest not in self._pins
+        ]
+        self._free += [self._forget(digest) for digest in idle]
+        return len(idle)
+
     def _take_oldest(self, *, is_still: bool = False, keep: Collection[bytes] = ()) -> int | None:
         """Forget the oldest block, or a clean one that is almost as old, and return its slot; `None` if there is none.
         Pinned blocks and those of `keep` stay. `is_still`: no step in flight may copy to the slot."""

@@ -14,7 +14,7 @@ for other requests.
     KVCacheManager   block tables and promises
     PrefixSharing    puts blocks of requests into the prefix cache, and finds shared blocks there
     DeviceBlocks     which blocks are free, in use, or idle
-    TieredCache      blocks in host memory, on disk or at other replicas
+    TieredCache      blocks that are not on the device
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from headway.core.kv.blocks import BlockPool, CachedBlock
 from headway.core.kv.device_blocks import DeviceBlocks
@@ -31,6 +32,15 @@ from headway.core.kv.prefix_cache import PrefixCache
 from headway.core.kv.sharing import Holding, PrefixSharing
 from headway.core.kv.tiered_cache import TieredCache
 from headway.core.request import Request
+
+
+class CacheReset(NamedTuple):
+    """What a reset of the cache did."""
+
+    num_forgotten: int
+    """Blocks that were forgotten."""
+    num_kept: int
+    """Blocks that stay cached, because requests use them or wait for them."""
 
 
 class KVCacheManager:
@@ -253,6 +263,15 @@ class KVCacheManager:
         self._num_table_entries -= len(holding.table)
         for block_id in reversed(holding.table):
             self.device.drop(block_id, keep=keep)
+
+    def forget_idle(self) -> CacheReset:
+        """Forget all cached blocks, on the device and in host memory, that no request uses or waits for."""
+        num_forgotten = self.device.forget_idle()
+        num_kept = 0 if self.prefix_cache is None else len(self.prefix_cache)
+        if self.tiers is not None:
+            num_forgotten += self.tiers.host.forget_idle()
+            num_kept += len(self.tiers.host)
+        return CacheReset(num_forgotten, num_kept)
 
     # ---- copies ---------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
 from headway.core.kv.blocks import CachedBlock, tail_digest
-from headway.core.kv.cache_report import CacheChanges
+from headway.core.kv.cache_report import BlockContent, CacheChanges
 from headway.core.kv.eviction import EvictionPolicy, EvictionQueue, LeastRecentlyUsed
 from headway.counters import Counter, Statistics
 
@@ -91,10 +91,20 @@ class PrefixCache:
         """Cached blocks that no request uses; every one of them can be evicted."""
         return self._num_idle
 
-    def follow_changes(self) -> CacheChanges:
-        """Collect changes of full blocks from now on, and return the collector. It reports the present blocks first."""
-        self.changes = CacheChanges(lambda: [block.digest for block in self if block.tail is None])
+    def follow_changes(self, *, with_contents: bool = False) -> CacheChanges:
+        """Collect changes of full blocks from now on, and return the collector. It reports the present blocks first.
+        `with_contents`: reports say which tokens blocks hold. This must be asked for while the cache is empty."""
+        if with_contents and self._blocks:
+            raise RuntimeError("the contents of blocks can only be followed from an empty cache")
+        self.changes = CacheChanges(
+            lambda: [block.digest for block in self if block.tail is None], with_contents=with_contents
+        )
         return self.changes
+
+    @property
+    def wants_contents(self) -> bool:
+        """Whether `insert` must be given what a block holds."""
+        return self.changes is not None and self.changes.has_contents
 
     def advance(self, now_s: float) -> None:
         """Set the current time, at which pins may expire."""
@@ -189,7 +199,9 @@ class PrefixCache:
 
     # ---- insertion and eviction -----------------------------------------------------------------------------------
 
-    def insert(self, block: CachedBlock, digest: bytes, parent: CachedBlock | None) -> bool:
+    def insert(
+        self, block: CachedBlock, digest: bytes, parent: CachedBlock | None, content: BlockContent | None = None
+    ) -> bool:
         """Cache a block that a request has just computed and still uses. Returns False if an equal one is cached."""
         if digest in self._blocks:
             return False
@@ -197,7 +209,7 @@ class PrefixCache:
         self._blocks[digest] = block
         self.stats.num_inserted_blocks += 1
         if self.changes is not None:
-            self.changes.store(digest)
+            self.changes.store(digest, content)
         return True
 
     def insert_tail(

@@ -11,9 +11,11 @@ arrived.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
 
 from headway.core.kv.blocks import CachedBlock, root_digest
+from headway.core.kv.cache_report import BlockContent
 from headway.core.kv.device_blocks import DeviceBlocks
 from headway.core.kv.moves import PlannedCopies
 from headway.core.kv.prefix_cache import PrefixCache
@@ -179,7 +181,8 @@ class PrefixSharing:
         self._drop_tail(nodes[holding.table[num_before]])  # only the first of these blocks can have been a tail
         for index in range(num_before, num_full):
             block = nodes[holding.table[index]]
-            if not cache.insert(block, digests[index], above):
+            content = self._content(request, digests, index) if cache.wants_contents else None
+            if not cache.insert(block, digests[index], above, content):
                 # Another request cached an equal block first. The blocks of this request from here on are its own
                 # copies. They cannot be children of the other's block, because this request does not hold that block.
                 self._withdraw(request, holding)
@@ -191,6 +194,14 @@ class PrefixSharing:
                 cache.withdraw(digests[num_before:num_full], request.request_id)
         if request.options.cache_ttl_s:
             self._pin(request, self.cached_blocks(holding)[num_before:])
+
+    def _content(self, request: Request, digests: Sequence[bytes], index: int) -> BlockContent:
+        """Return what a full block of a request holds."""
+        start = index * self._block_size
+        tokens = array("i", request.known_tokens(start, start + self._block_size))
+        if index:
+            return BlockContent(digests[index - 1], tokens.tobytes())
+        return BlockContent(None, tokens.tobytes(), request.options.cache_salt)
 
     def _last_cached(self, holding: Holding) -> CachedBlock | None:
         """Return the last cached block of a request, the parent of its next one."""

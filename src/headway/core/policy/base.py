@@ -82,7 +82,7 @@ class SchedulingPolicy(ABC):
         return KeyedQueue(self.key, front_size=front_size)
 
     def rank(self, request: Request) -> float:
-        """Return a number by which a forecast tells who goes first: of the waiting requests, those with a smaller or
+        """Return a number by which a forecast knows who goes first: of the waiting requests, those with a smaller or
         about the same rank are ahead of a newcomer. It is looked up when a request is queued. The default is the order
         of arrival."""
         return 0.0

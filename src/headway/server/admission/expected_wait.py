@@ -7,7 +7,7 @@ What has joined the line since then adds the time of its prompt tokens:
                                 ▲  └ admitted since: prompt tokens × seconds per prompt token
                                 └ its first token was forecast for this time
 
-As time goes by, the expected wait shrinks. If the line moves slower than was forecast, the next request that is
+The expected wait shrinks with time. If the line moves slower than was forecast, the next request that is
 admitted brings a new forecast.
 """
 

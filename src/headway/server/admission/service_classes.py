@@ -21,10 +21,12 @@ from typing import Any, NamedTuple
 
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from headway.errors import ConfigError, InvalidRequestError, did_you_mean
+from headway.option_fields import shown
 from headway.server.api.api_errors import bad_request
 from headway.server.api.record_fields import HTTP_OPTIONS, option_values
 from headway.server.api.requests import GenerationRequest
 from headway.server.limits import LIMITS
+from headway.text_files import read_decoded
 
 TARGETS = ("ttft_target_ms", "tpot_target_ms")
 EXAMPLE = """\
@@ -97,7 +99,7 @@ def read_service_classes(path: str | None) -> ServiceClasses:
     if path is None:
         return ONE_CLASS
     try:
-        return parse_service_classes(_load(Path(path).expanduser()))
+        return parse_service_classes(_load(Path(path)))
     except ConfigError as error:
         raise ConfigError(f"service_classes '{path}': {error}") from None
 
@@ -105,7 +107,7 @@ def read_service_classes(path: str | None) -> ServiceClasses:
 def parse_service_classes(data: object) -> ServiceClasses:
     """Return the classes from the decoded contents of a file. Raises `ConfigError`."""
     if not isinstance(data, dict):
-        raise ConfigError(f"an object with 'classes' is expected, not {_shown(data)}.")
+        raise ConfigError(f"an object with 'classes' is expected, not {shown(data)}.")
     _check_keys(data, ("default", "classes"), "")
     tables = data.get("classes")
     if not isinstance(tables, dict) or not tables:
@@ -116,34 +118,26 @@ def parse_service_classes(data: object) -> ServiceClasses:
         raise ConfigError(f"'default' must name the class of requests that name none: {', '.join(classes)}.")
     if not isinstance(default, str) or default not in classes:
         hint = did_you_mean(str(default), classes)
-        raise ConfigError(f"'default' is {_shown(default)}, and there is no such class.{hint}")
+        raise ConfigError(f"'default' is {shown(default)}, and there is no such class.{hint}")
     return ServiceClasses(classes, default)
 
 
 def _load(path: Path) -> object:
     if path.suffix not in (".toml", ".json"):
         raise ConfigError("the file's name must end in .toml or .json.")
-    try:
-        text = path.read_text(encoding="utf-8")
-        return tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except OSError as error:
-        raise ConfigError(f"the file cannot be read: {error.strerror or error}.") from None
-    except RecursionError:
-        raise ConfigError("it is nested too deeply.") from None
-    except ValueError as error:  # raised by both decoders, and for text that is not UTF-8
-        raise ConfigError(f"it is not valid {path.suffix[1:].upper()}: {error}") from None
+    return read_decoded(path, tomllib.loads if path.suffix == ".toml" else json.loads, path.suffix[1:].upper())
 
 
 def _class(name: str, table: object) -> ServiceClass:
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"the name of a class has 1 to 64 letters, digits, '.', '-' and '_'; {_shown(name)} is none.")
+        raise ConfigError(f"the name of a class has 1 to 64 letters, digits, '.', '-' and '_'; {shown(name)} is none.")
     where = f"class '{name}': "
     if not isinstance(table, dict):
-        raise ConfigError(f"{where}a table is expected, not {_shown(table)}.")
+        raise ConfigError(f"{where}a table is expected, not {shown(table)}.")
     _check_keys(table, (*OPTION_KEYS, "max_waiting", "shed"), where)
     for key in TARGETS:
         if key in table and not is_target_ms(table[key]):
-            raise ConfigError(f"{where}{key} must be a number of milliseconds above 0, not {_shown(table[key])}.")
+            raise ConfigError(f"{where}{key} must be a number of milliseconds above 0, not {shown(table[key])}.")
     _check_whole(table, "priority", 1 - LIMITS.max_priority, LIMITS.max_priority - 1, where)
     _check_whole(table, "max_waiting", 1, 2**40, where)
     _check_whole(table, "shed", 0, 2**31, where)
@@ -163,18 +157,13 @@ def is_target_ms(value: object) -> bool:
 def _check_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
     for key in table:
         if key not in known:
-            raise ConfigError(f"{where}there is no setting {_shown(key)}.{did_you_mean(key, known)}")
+            raise ConfigError(f"{where}there is no setting {shown(key)}.{did_you_mean(key, known)}")
 
 
 def _check_whole(table: Mapping[str, Any], key: str, least: int, most: int, where: str) -> None:
     value = table.get(key, least)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigError(f"{where}{key} must be a whole number from {least} to {most}, not {_shown(value)}.")
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+        raise ConfigError(f"{where}{key} must be a whole number from {least} to {most}, not {shown(value)}.")
 
 
 class Scheduling(NamedTuple):

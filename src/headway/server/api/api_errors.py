@@ -29,17 +29,23 @@ NEAR_PATH = 0.8
 COUNTERPARTS: Mapping[str, str] = {
     **dict.fromkeys(("/api/chat", "/v1/chat", "/chat"), "/v1/chat/completions"),
     **dict.fromkeys(("/generate", "/generate_stream", "/completion", "/infill"), "/v1/completions"),
-    **dict.fromkeys(("/api/generate", "/v1/complete", "/invocations"), "/v1/completions"),
+    **dict.fromkeys(("/api/generate", "/v1/complete"), "/v1/completions"),
     **dict.fromkeys(("/embedding", "/embed", "/encode", "/api/embed", "/api/embeddings"), "/v1/embeddings"),
     **dict.fromkeys(("/api/tags", "/api/show", "/info", "/get_model_info", "/model_info"), "/v1/models"),
-    **dict.fromkeys(("/props", "/server_info", "/get_server_info", "/api/ps", "/v1/model/info"), "/v1/models"),
-    **dict.fromkeys(("/health_generate", "/healthz", "/livez"), "/health"),
-    **dict.fromkeys(("/readyz", "/v2/health/ready"), "/ready"),
+    **dict.fromkeys(("/props", "/api/ps", "/v1/model/info", "/v2", "/v2/repository/index"), "/v1/models"),
+    **dict.fromkeys(("/get_server_info", "/collective_rpc"), "/server_info"),
+    **dict.fromkeys(("/health_generate", "/healthz", "/livez", "/is_sleeping"), "/health"),
+    **dict.fromkeys(("/readyz",), "/ready"),
+    **dict.fromkeys(("/flush_cache", "/reset_mm_cache", "/reset_encoder_cache"), "/reset_prefix_cache"),
     **dict.fromkeys(("/slots", "/get_load", "/v1/loads"), "/load"),
     **dict.fromkeys(("/api/version",), "/version"),
     **dict.fromkeys(("/apply-template",), "/tokenize"),
 }
 """Routes of vLLM, SGLang, TGI, llama.cpp and Ollama → the nearest equivalent of this server."""
+NOT_HERE: Mapping[str, str] = dict.fromkeys(
+    ("/sleep", "/wake_up"), " Engines do not sleep here; with --min-replicas, replicas that are not needed end."
+)
+"""Routes of other servers without an equivalent → what to do instead."""
 _CONSTRAINT = re.compile(r"structured_outputs(\.(json|regex|choice|grammar|json_object)\b|(?!\.))")
 """The engine's field name of an output constraint, with its kind."""
 
@@ -140,7 +146,7 @@ def no_such_path(path: str, known: tuple[str, ...]) -> ApiError:
 def _counterpart(path: str) -> str:
     """Return a hint at the equivalent of another server's route, or an empty string."""
     name = COUNTERPARTS.get(path.rstrip("/"))
-    return f" What is nearest to it here is '{name}'." if name else ""
+    return f" What is nearest to it here is '{name}'." if name else NOT_HERE.get(path.rstrip("/"), "")
 
 
 def _respelt(path: str, known: tuple[str, ...]) -> str:

@@ -33,7 +33,7 @@ def choose_tool_format(chat_template: str | None, wanted: str) -> ToolFormat:
         )
     else:
         logger.info(
-            "tool format '%s': the model has no chat template with tools, so they are told in the system message",
+            "tool format '%s': the model has no chat template with tools, so the system message describes them",
             USUAL_TOOL_FORMAT,
         )
     return TOOL_FORMATS[USUAL_TOOL_FORMAT]

@@ -32,7 +32,7 @@ from headway.server.api.response_models import PromptTokensDetails, Usage
 from headway.server.api.wait_report import AnswerMetrics, WaitReport
 from headway.server.http.draining import shutting_down
 from headway.server.metrics.access_log import AccessRecord
-from headway.server.metrics.server_metrics import ServerMetrics
+from headway.server.metrics.server_metrics import RequestShape, ServerMetrics
 from headway.server.services import Services
 from headway.wire.messages import AddRequest, Delta
 
@@ -74,6 +74,7 @@ class Generation:
         self._options = dataclasses.replace(job.options, cache_salt=salt, tenant=tenant)
         record.user = job.options.tenant or None
         record.stream = job.stream
+        record.params = job.params
         record.num_prompt_tokens = job.num_prompt_tokens
 
     @property
@@ -90,7 +91,6 @@ class Generation:
             for number, prompt in enumerate(self.job.prompts):
                 request_id = self.id if len(self.job.prompts) == 1 else f"{self.id}-{number}"
                 self._streams.append(self._submit(self._message(request_id, number, prompt)))
-                self._metrics.prompt_length.observe(len(prompt.token_ids))
         except BaseException:
             self._close()
             self._clock.reschedule(None)
@@ -224,7 +224,7 @@ class Generation:
             self._forecast.note_end(index, self._num_tokens[index], reason)
         if delta.timings is not None:
             self._num_cached_tokens += delta.timings.num_cached_tokens
-            self._metrics.observe_timings(delta.timings)
+            self._metrics.observe_request(self._shape(index // self.job.n), delta.timings)
             self._record.note_timings(delta.timings)
         if reason == "error":
             if delta.error_status == HTTPStatus.SERVICE_UNAVAILABLE and self._services.drain.is_refusing:
@@ -239,6 +239,12 @@ class Generation:
         first_s = self._first_s[index]
         if first_s is not None and self._num_tokens[index] > 1:
             self._metrics.time_per_output_token.observe((now_s - first_s) / (self._num_tokens[index] - 1))
+
+    def _shape(self, number: int) -> RequestShape:
+        """Return what the prompt of this number asked for and got."""
+        job = self.job
+        completions = self._num_tokens[number * job.n : (number + 1) * job.n]
+        return RequestShape(len(job.prompts[number].token_ids), job.n, job.params.max_tokens, max(completions))
 
     def _set_clock(self, limit_s: float) -> None:
         """Set the timeout to `limit_s` after arrival or to the limit of the whole request, whichever is earlier."""

@@ -42,7 +42,7 @@ MessageContent = TextContent | ThinkingContent | ToolUseContent
 
 
 class MessageUsage(msgspec.Struct):
-    """Tokens. Those of the prompt are told apart by whether they were in the cache, or are pinned there from now on."""
+    """Counts tokens. Those of the prompt are divided into found in the cache, pinned there from now on, and others."""
 
     input_tokens: int
     output_tokens: int

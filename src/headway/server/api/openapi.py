@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import html
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,9 @@ import msgspec
 import msgspec.inspect
 
 from headway import __version__
+from headway.server.api.admin_routes import CacheResetOutcome, ServerInfo
 from headway.server.api.api_errors import ErrorResponse
+from headway.server.api.gateway_routes import ModelMetadata, ModelReady, ServerLive, ServerReady
 from headway.server.api.message_errors import MessageError
 from headway.server.api.message_events import Message, TokenCount
 from headway.server.api.messages_api import CountTokensRequest, MessagesRequest
@@ -55,6 +58,15 @@ class Operation:
     """Possible statuses of the answer, in addition to 200, 401, 403 and 500."""
     streams: bool = False
     error: type[msgspec.Struct] = ErrorResponse
+    says_unready: bool = False
+    """Whether the answer with status 503 is the usual one, and no error."""
+    needs_key: bool = True
+    flags: tuple[str, ...] = ()
+    """Parameters of the query that are true or false."""
+
+
+def _health(method: str, path: str, summary: str, answer: type[msgspec.Struct] = HealthResponse) -> Operation:
+    return Operation(method, path, summary, answer, statuses=(503,), says_unready=True, needs_key=False)
 
 
 _GENERATION = (400, 404, 408, 413, 415, 429, 503, 504)
@@ -108,6 +120,15 @@ OPERATIONS = (
         error=MessageError,
     ),
     Operation(
+        "post",
+        "/invocations",
+        "A chat completion, a completion or embeddings, by the field that is sent: messages, prompt or input.",
+        ChatCompletion,
+        ChatCompletionRequest,
+        _GENERATION,
+        streams=True,
+    ),
+    Operation(
         "get",
         "/v1/kv_events",
         "Blocks that each replica's prefix cache stores and evicts, as events; needs --kv-events.",
@@ -119,10 +140,30 @@ OPERATIONS = (
     Operation("get", "/v1/models/{name}", "One of them.", ModelCard, statuses=(404,)),
     Operation("post", "/tokenize", "Turn text or messages into tokens.", TokenizeResponse, TokenizeRequest, _BODY),
     Operation("post", "/detokenize", "Turn tokens into text.", DetokenizeResponse, DetokenizeRequest, _BODY),
-    Operation("get", "/health", "Whether requests are being served.", HealthResponse, statuses=(503,)),
-    Operation("get", "/ready", "The same, under the name that orchestrators ask for.", HealthResponse, statuses=(503,)),
-    Operation("get", "/ping", "The same, under the name that SageMaker asks for.", HealthResponse, statuses=(503,)),
-    Operation("post", "/ping", "The same.", HealthResponse, statuses=(503,)),
+    _health("get", "/health", "Whether requests are being served."),
+    _health("get", "/ready", "The same, under the name that orchestrators ask for."),
+    _health("get", "/ping", "The same, under the name that SageMaker asks for."),
+    _health("post", "/ping", "The same."),
+    _health("get", "/v2/health/ready", "The same, under the name that KServe asks for.", ServerReady),
+    Operation("get", "/v2/health/live", "Whether the HTTP server answers.", ServerLive, needs_key=False),
+    Operation("get", "/v2/models/{name}", "A model, in KServe's form.", ModelMetadata, statuses=(404,)),
+    Operation(
+        "get",
+        "/v2/models/{name}/ready",
+        "Whether requests to a model are being served.",
+        ModelReady,
+        statuses=(404, 503),
+        says_unready=True,
+    ),
+    Operation("get", "/server_info", "The settled options; needs --enable-admin-routes.", ServerInfo, statuses=(404,)),
+    Operation(
+        "post",
+        "/reset_prefix_cache",
+        "Forget all cached blocks that no request uses; needs --enable-admin-routes.",
+        CacheResetOutcome,
+        statuses=(400, 404, 503),
+        flags=("reset_external", "reset_running_requests"),
+    ),
     Operation("get", "/load", "How many generation requests are being answered.", LoadResponse),
     Operation(
         "get", "/tokenizer_info", "Chat template and special tokens of the model.", TokenizerInfo, statuses=(400, 503)
@@ -190,14 +231,17 @@ def _paths() -> dict[str, Any]:
 def _describe(operation: Operation) -> dict[str, Any]:
     described: dict[str, Any] = {
         "summary": operation.summary,
-        "operationId": f"{operation.method}_{operation.path.strip('/').replace('/', '_').strip('{}')}",
+        "operationId": re.sub(r"\W+", "_", f"{operation.method}{operation.path}").strip("_"),
         "responses": _answers(operation),
     }
     if operation.request is not None:
         described["requestBody"] = {"required": True, "content": {"application/json": _schema(operation.request)}}
-    if "{name}" in operation.path:
-        described["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
-    return described
+    named = [("name", "path", "string")] if "{name}" in operation.path else []
+    parameters = [
+        {"name": name, "in": place, "required": place == "path", "schema": {"type": kind}}
+        for name, place, kind in [*named, *((flag, "query", "boolean") for flag in operation.flags)]
+    ]
+    return {**described, "parameters": parameters} if parameters else described
 
 
 def _answers(operation: Operation) -> dict[str, Any]:
@@ -212,9 +256,8 @@ def _answers(operation: Operation) -> dict[str, Any]:
         content["text/event-stream"] = {}
         description += " With 'stream': true, events whose data are parts of it in JSON."
     answers: dict[str, Any] = {"200": {"description": description, "content": content}}
-    is_open = operation.answer is HealthResponse
-    for status in (*operation.statuses, *((403,) if is_open else (401, 403, 500))):
-        error = HealthResponse if status == 503 and is_open else operation.error
+    for status in (*operation.statuses, *((401, 403, 500) if operation.needs_key else (403,))):
+        error = operation.answer if status == 503 and operation.says_unready and operation.answer else operation.error
         answers[str(status)] = {"description": "See the body.", "content": {"application/json": _schema(error)}}
     return answers
 

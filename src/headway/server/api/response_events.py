@@ -365,9 +365,9 @@ class ResponseEvents(_ResponseWriter):
             data = self._event("output_text.done", place | done)
             data += self._event("content_part.done", place | {"content_index": 0, "part": part})
         elif self._is_custom(block):
-            told = custom_input(text)
-            data = self._event("custom_tool_call_input.delta", place | {"delta": told})
-            data += self._event("custom_tool_call_input.done", place | {"input": told})
+            written = custom_input(text)
+            data = self._event("custom_tool_call_input.delta", place | {"delta": written})
+            data += self._event("custom_tool_call_input.done", place | {"input": written})
         elif block.kind == "call":
             name = self._renamed[block.name].tool.name if block.name in self._renamed else block.name
             data = self._event("function_call_arguments.done", place | {"name": name, "arguments": text})

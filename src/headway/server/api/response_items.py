@@ -220,8 +220,8 @@ def _add(messages: ChatMessages, item: _AnyItem, path: str) -> None:
 
 def _shell_arguments(item: ShellCallItem, path: str) -> str:
     check_nesting(item.action, f"{path}.action")
-    told = ("command", "working_directory", "timeout_ms", "env", "user")
-    return msgspec.json.encode(given({name: item.action.get(name) for name in told})).decode()
+    shown = ("command", "working_directory", "timeout_ms", "env", "user")
+    return msgspec.json.encode(given({name: item.action.get(name) for name in shown})).decode()
 
 
 def _texts(content: str | list[Any], path: str, kinds: Mapping[str, type[TextPart | RefusalPart]]) -> list[str]:

@@ -49,7 +49,7 @@ class TextConfig(ApiRecord, kw_only=True):
 
 
 class ReasoningConfig(ApiRecord, kw_only=True):
-    """How much the model thinks, and whether its thoughts are told as a summary. They are told in full then too."""
+    """How much the model thinks, and whether a summary of its thoughts is returned. That contains all of them."""
 
     NEUTRAL: ClassVar[_Neutral] = {"context": (None, "auto"), "mode": (None, "standard")}
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
@@ -23,11 +24,11 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from headway import __version__
-from headway.front.watch_streams import CacheEvent, CacheStream
 from headway.predict import PromptView
 from headway.server.admission.service_classes import Scheduling, scheduling_of
-from headway.server.api.api_errors import ApiError, from_exception, overloaded
+from headway.server.api.api_errors import ApiError, from_exception, under_name
 from headway.server.api.chat_events import ChatEvents, CompletionEvents, ParsedChatEvents
+from headway.server.api.gateway_headers import apply_headers
 from headway.server.api.generation import Forecast, Generation, forecast
 from headway.server.api.jobs import Job, chat_job, completion_job, embedding_job, num_prompts
 from headway.server.api.json_bodies import chat_body, completion_body, echoed_texts, embedding_body
@@ -35,42 +36,32 @@ from headway.server.api.prompts import Prompt
 from headway.server.api.requests import (
     ChatCompletionRequest,
     CompletionRequest,
-    DetokenizeRequest,
     EmbeddingRequest,
     GenerationRequest,
-    TokenizeRequest,
 )
 from headway.server.api.response_models import (
-    DetokenizeResponse,
     HealthResponse,
-    KVEvent,
     LoadResponse,
     ModelCard,
     ModelList,
-    TokenizeResponse,
     TokenizerInfo,
     VersionResponse,
     json_response,
 )
 from headway.server.api.wait_report import with_metrics
-from headway.server.http.asgi_io import record_of, send_bytes, send_json, until_disconnect
-from headway.server.http.draining import SHUTTING_DOWN
+from headway.server.http.asgi_io import record_of, send_bytes, until_disconnect
 from headway.server.limits import LIMITS
 from headway.server.metrics import prometheus
 from headway.server.metrics.access_log import AccessRecord
 from headway.server.services import Services
 from headway.wire.messages import Delta, EngineReady
 
-_STREAM_HEADERS = [
+STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
 
-DIGEST_RULE = (
-    "blake2b-256 of the digest of the block before and the block's tokens (int32, little-endian); before the first "
-    "block: blake2b-256 of the salt, personalised with 'headway-root'"
-)
 _B = TypeVar("_B", bound=msgspec.Struct)
 """The record of an endpoint's body."""
 _R = TypeVar("_R", bound=GenerationRequest)
@@ -91,6 +82,8 @@ class GenerationRoute(ABC, Generic[_B, _R]):
     generation into an answer."""
 
     ID_PREFIX: ClassVar[str]
+    OPERATION: ClassVar[str]
+    """What it does, in the words of OpenTelemetry's conventions."""
     _body_type: type[_B]
 
     def __init__(self, services: Services) -> None:
@@ -99,17 +92,27 @@ class GenerationRoute(ABC, Generic[_B, _R]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._services.metrics.answering():
             body = await self._services.bodies.read(scope, receive)
-            await until_disconnect(receive, self._answer(body, record_of(scope), send))
+            await until_disconnect(receive, self.answer(body, scope, send))
 
-    async def _answer(self, body: bytes, record: AccessRecord, send: Send) -> None:
-        services = self._services
-        given = await services.bodies.parse(body, self._body_type)
+    async def answer(self, body: bytes, scope: Scope, send: Send) -> None:
+        """Answer a request whose body has been read."""
+        record = record_of(scope)
+        record.operation = self.OPERATION
+        given = await self._services.bodies.parse(body, self._body_type)
         request = self._request(given)
+        headers = apply_headers(request, scope["headers"], self._services.classes)
+        try:
+            await self._answer(given, request, record, send, body_bytes=len(body))
+        except ApiError as error:
+            raise _of_header(error, headers) from None
+
+    async def _answer(self, given: _B, request: _R, record: AccessRecord, send: Send, *, body_bytes: int) -> None:
+        services = self._services
         scheduling = self._scheduling(request)._replace(client=record.key or record.client)
         if len(services.classes) > 1:
             record.service_class = scheduling.service_class.name
         with services.reserve(
-            scheduling, body_bytes=len(body), num_prompts=num_prompts(request), key=record.key
+            scheduling, body_bytes=body_bytes, num_prompts=num_prompts(request), key=record.key
         ) as reservation:
             job = await self._job(given, request, scheduling)
             reservation.settle(num_requests=job.num_sequences, num_tokens=job.num_prompt_tokens)
@@ -175,10 +178,17 @@ class GenerationRoute(ABC, Generic[_B, _R]):
     async def _events(self, given: _B, generation: Generation) -> EventStream: ...
 
 
+def _of_header(error: ApiError, headers: Mapping[str, str]) -> ApiError:
+    """Return an error of a field that came from a header as one of the header."""
+    for field, header in headers.items():
+        error = under_name(error, field, header)
+    return error
+
+
 def _head(generation: Generation) -> Message:
     """Return the beginning of a stream, with what is expected of it."""
     expected = [(name.encode(), value.encode()) for name, value in generation.wait.expected_headers.items()]
-    return {"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *expected]}
+    return {"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS, *expected]}
 
 
 def _view(job: Job, prompt: Prompt, info: EngineReady) -> PromptView:
@@ -198,6 +208,7 @@ class ChatCompletions(GenerationRoute[ChatCompletionRequest, ChatCompletionReque
     """POST /v1/chat/completions."""
 
     ID_PREFIX = "chatcmpl"
+    OPERATION = "chat"
     _body_type = ChatCompletionRequest
 
     def _request(self, given: ChatCompletionRequest) -> ChatCompletionRequest:
@@ -218,6 +229,7 @@ class Completions(GenerationRoute[CompletionRequest, CompletionRequest]):
     """POST /v1/completions."""
 
     ID_PREFIX = "cmpl"
+    OPERATION = "text_completion"
     _body_type = CompletionRequest
 
     def _request(self, given: CompletionRequest) -> CompletionRequest:
@@ -238,6 +250,7 @@ class Embeddings(GenerationRoute[EmbeddingRequest, CompletionRequest]):
     """POST /v1/embeddings."""
 
     ID_PREFIX = "embd"
+    OPERATION = "embeddings"
     _body_type = EmbeddingRequest
 
     def _request(self, given: EmbeddingRequest) -> CompletionRequest:
@@ -271,12 +284,11 @@ class InfoRoutes:
 
     async def health(self, _: Request) -> Response:
         """GET /health, /ready and /ping: 200 while requests are being served, else 503 with the reason."""
-        if self._services.drain.is_asked:
-            return json_response(HealthResponse("draining", SHUTTING_DOWN), status=503)
-        health = self._services.engine.health
-        if health.ok:
+        problem = self._services.problem
+        if problem is None:
             return json_response(HealthResponse("ok"))
-        return json_response(HealthResponse("unavailable", health.reason), status=503)
+        is_draining = self._services.drain.is_asked
+        return json_response(HealthResponse("draining" if is_draining else "unavailable", problem), status=503)
 
     async def load(self, _: Request) -> Response:
         """GET /load."""
@@ -303,8 +315,7 @@ class InfoRoutes:
 
     async def metrics(self, _: Request) -> Response:
         """GET /metrics."""
-        text = prometheus.render(self._services.metrics, self._services.engine, self._services.limits)
-        return Response(text, headers={"content-type": prometheus.CONTENT_TYPE})
+        return Response(self._services.metrics_page(), headers={"content-type": prometheus.CONTENT_TYPE})
 
     def _card(self, name: str) -> ModelCard:
         info = self._services.engine.info
@@ -314,138 +325,3 @@ class InfoRoutes:
             max_model_len=info.max_model_len if info else None,
             root=self._services.model_name,
         )
-
-
-class Tokenize:
-    """POST /tokenize."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await self._services.bodies.read(scope, receive)
-        await until_disconnect(receive, self._answer(body, record_of(scope), send))
-
-    async def _answer(self, body: bytes, record: AccessRecord, send: Send) -> None:
-        services = self._services
-        request = await services.bodies.parse(body, TokenizeRequest)
-        if request.prompt is not None:
-            services.prompts.check_text(request.prompt, services.info)
-        with services.reserve_tokenizer(body_bytes=len(body), key=record.key):
-            await self._tokenize(request, send)
-
-    async def _tokenize(self, request: TokenizeRequest, send: Send) -> None:
-        services = self._services
-        services.check_model(request.model)
-        request.check_supported()
-        info = services.info
-        if request.messages is not None:
-            prompt = await services.prompts.from_messages(
-                request.messages,
-                info,
-                tools=[definition.as_tool() for definition in request.tools or ()],
-                add_generation_prompt=request.add_generation_prompt is not False,
-                continue_final_message=bool(request.continue_final_message),
-                template_options=request.chat_template_kwargs,
-            )
-            tokens = prompt.token_ids
-        else:
-            special = request.add_special_tokens is not False
-            tokens = await services.prompts.tokenize(request.prompt or "", info, add_special_tokens=special)
-        told = await services.prompts.pieces(tokens) if request.return_token_strs else None
-        await send_json(send, TokenizeResponse(tokens, len(tokens), info.max_model_len, told))
-
-
-class Detokenize:
-    """POST /detokenize."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await self._services.bodies.read(scope, receive)
-        await until_disconnect(receive, self._answer(body, record_of(scope), send))
-
-    async def _answer(self, body: bytes, record: AccessRecord, send: Send) -> None:
-        services = self._services
-        request = await services.bodies.parse(body, DetokenizeRequest)
-        services.prompts.check_number(request.tokens, services.info)
-        with services.reserve_tokenizer(body_bytes=len(body), key=record.key):
-            services.check_model(request.model)
-            text = await services.prompts.decode(request.tokens, services.info)
-        await send_json(send, DetokenizeResponse(text))
-
-
-class KVEvents:
-    """GET /v1/kv_events: streams the contents of each replica's prefix cache and all later changes."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
-        self._num_followers = 0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        info = self._check()
-        if scope["method"] == "HEAD":
-            await send_bytes(send, b"", content_type="text/event-stream")
-            return
-        self._num_followers += 1
-        try:
-            async with self._services.engine.follow_caches() as stream:
-                await until_disconnect(receive, self._answer(info, stream, send))
-        finally:
-            self._num_followers -= 1
-
-    def _check(self) -> EngineReady:
-        """Return the engine's properties, or raise if caches cannot be followed."""
-        if not self._services.config.kv_events:
-            raise ApiError(
-                404, "This server does not tell what its caches hold; start it with --kv-events.", code="kv_events_off"
-            )
-        info = self._services.info
-        if not info.prefix_caching:
-            raise ApiError(
-                404,
-                "There is no prefix cache to follow: the server was started with --no-enable-prefix-caching.",
-                code="prefix_caching_off",
-            )
-        if self._num_followers >= LIMITS.max_followers:
-            raise overloaded(
-                f"{self._num_followers} clients follow the caches already. Please retry later.",
-                code="too_many_followers",
-            )
-        return info
-
-    async def _answer(self, info: EngineReady, stream: CacheStream, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-        hello = {
-            "num_replicas": max(len(self._services.engine.replicas), 1),
-            "block_size": info.block_size,
-            "digest": DIGEST_RULE,
-        }
-        data: bytes | None = b"event: hello\ndata: %s\n\n" % msgspec.json.encode(hello)
-        while data is not None:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-            data = await self._next(stream)
-        await send({"type": "http.response.body", "body": b""})
-
-    async def _next(self, stream: CacheStream) -> bytes | None:
-        try:
-            async with asyncio.timeout(LIMITS.quiet_s):
-                event = await anext(stream)
-        except TimeoutError:
-            return b": nothing new\n\n"
-        except StopAsyncIteration:  # the server stops
-            return None
-        return b"event: blocks\ndata: %s\n\n" % msgspec.json.encode(_told(event))
-
-
-def _told(event: CacheEvent) -> KVEvent:
-    return KVEvent(
-        replica=event.place,
-        epoch=event.epoch,
-        number=event.number,
-        block_size=event.block_size,
-        is_whole=event.is_whole,
-        stored=[digest.hex() for digest in event.stored],
-        evicted=[digest.hex() for digest in event.evicted],
-    )

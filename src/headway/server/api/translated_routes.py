@@ -90,6 +90,7 @@ class Responses(_TranslatedRoute[ResponsesRequest]):
     """POST /v1/responses."""
 
     ID_PREFIX = "resp"
+    OPERATION = "chat"
     _body_type = ResponsesRequest
     _names = RESPONSES_NAMES
 
@@ -113,6 +114,7 @@ class Messages(_TranslatedRoute[MessagesRequest]):
     """POST /v1/messages."""
 
     ID_PREFIX = "msg"
+    OPERATION = "chat"
     _body_type = MessagesRequest
     _names = MESSAGES_NAMES
 

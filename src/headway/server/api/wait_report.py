@@ -1,4 +1,4 @@
-"""What the client of a request is told about its time: how long it will wait, and how long everything took.
+"""What a response says about the time of its request: how long it will wait, and how long everything took.
 
 x-headway-expected-ttft-ms      the engine's forecast when it queued the request: from its arrival to its first token
 x-headway-expected-total-ms     the same to its last token; missing if nothing is known about the answer's length
@@ -56,7 +56,7 @@ class WaitReport:
         self._metrics = metrics
         self._has_output = has_output
         self.expected_first_s: float | None = None
-        """When the first token is expected, since the arrival; None if that cannot be told."""
+        """When the first token is expected, since the arrival; None if that is not known."""
         self.expected_total_s: float | None = None
         self._end_s: float | None = None
 

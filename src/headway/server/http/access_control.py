@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from headway.server.api.api_errors import ApiError
 from headway.server.server_config import ServerConfig
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/v2/health/live", "/v2/health/ready"})
 """Paths that need no API key, because load balancers and orchestrators have none."""
 _BROWSER_PATHS = frozenset({"/", "/docs"})
 ORIGIN_HEADERS = frozenset({b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode"})

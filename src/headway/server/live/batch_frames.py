@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from headway.server.metrics.server_metrics import RecentTimes
+from headway.server.metrics.recent import RecentTimes
 from headway.wire import messages
 from headway.wire.messages import BlockMap, SnapshotRow, StepSnapshot
 

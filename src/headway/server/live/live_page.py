@@ -33,7 +33,7 @@ from headway.server.limits import LIMITS
 from headway.server.live.batch_advice import Advice, Trend, Vitals, advise
 from headway.server.live.batch_frames import Frame, FrameBuilder, ReplicaLoad, TokenTimes
 from headway.server.live.web_files import PAGE, file_answer
-from headway.server.metrics.server_metrics import WINDOW_S, RecentShare, RecentTimes, percentile
+from headway.server.metrics.recent import WINDOW_S, RecentShare, RecentTimes, percentile
 from headway.wire.engine_stats import EngineStats
 from headway.wire.messages import BlockSnapshot, EngineReady, Snapshot
 

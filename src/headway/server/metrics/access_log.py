@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from headway.sampling_params import SamplingParams
 from headway.server.api.api_errors import ApiError, error_type
 from headway.server.limits import LIMITS
 from headway.wire.messages import RequestTimings
@@ -42,6 +43,10 @@ class AccessRecord:
     """The code or type of the error object, if the answer was an error."""
     param: str | None = None
     """The request field that caused the error."""
+    operation: str | None = None
+    """What a generating endpoint does, in the words of OpenTelemetry's conventions. It is not logged."""
+    params: SamplingParams | None = None
+    """The sampling parameters. They are not logged."""
     key: str | None = None
     """The digest of the API key. It is not logged."""
     user: str | None = None

@@ -1,297 +1,58 @@
-"""Writes the metrics of server and engine in Prometheus' format, under the names that vLLM's dashboards use."""
+"""Writes the metrics of server and engine in Prometheus' format, under the names that were asked for.
+
+Beside them stand the numbers of the front end's process (`process_*`), of Python, and the version, which have the same
+names whatever the prefix.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+import functools
+from collections.abc import Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
+from prometheus_client import PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from prometheus_client.registry import Collector, CollectorRegistry
 
-from headway.counters import Counter, Gauge, Number
+from headway import __version__
 from headway.server.admission.queue_limits import QueueLimits
-from headway.server.metrics.server_metrics import Histogram, ServerMetrics
-from headway.wire.engine_stats import EngineStats
-from headway.wire.messages import EngineReady
+from headway.server.metrics.families import EngineNumbers, Snapshot
+from headway.server.metrics.name_forms import FORMS
+from headway.server.metrics.server_metrics import ServerMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-PREFIX = "headway:"
 
 
-class ReplicaNumbers(Protocol):
-    """The part of a replica that each scrape reads."""
-
-    place: int
-    stats: EngineStats
-    num_restarts: int
-
-    @property
-    def role(self) -> str | None: ...
-    @property
-    def problem(self) -> str | None: ...
-
-
-class EngineNumbers(Protocol):
-    """The part of the engine client that each scrape reads."""
-
-    @property
-    def info(self) -> EngineReady | None: ...
-    @property
-    def stats(self) -> EngineStats: ...
-    @property
-    def num_restarts(self) -> int: ...
-    @property
-    def num_resumed(self) -> int: ...
-    @property
-    def replicas(self) -> Sequence[ReplicaNumbers]: ...
-    @property
-    def prefill_outcomes(self) -> Mapping[str, int]: ...
-
-
-def render(metrics: ServerMetrics, engine: EngineNumbers, queue: QueueLimits) -> bytes:
-    """Return all metrics as text."""
+def render(metrics: ServerMetrics, engine: EngineNumbers, queue: QueueLimits, forms: Sequence[str]) -> bytes:
+    """Return all metrics as text. `forms` are names of `FORMS`, one after another on the page."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Snapshot(metrics, engine, queue))
+    registry.register(_Page(Snapshot(metrics, engine, queue), forms))
     return generate_latest(registry)
 
 
-class _Snapshot(Collector):
-    """Collects all metrics at one moment."""
-
-    def __init__(self, metrics: ServerMetrics, engine: EngineNumbers, queue: QueueLimits) -> None:
-        self._metrics = metrics
-        self._engine = engine
-        self._queue = queue
+class _Page(Collector):
+    def __init__(self, snapshot: Snapshot, forms: Sequence[str]) -> None:
+        self._snapshot = snapshot
+        self._forms = forms
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics. Called by prometheus_client."""
-        yield from self._engine_metrics(self._engine.stats)
-        yield from self._replica_metrics()
-        yield from self._latencies()
-        yield from self._server_metrics()
-
-    def _engine_metrics(self, stats: EngineStats) -> Iterator[Metric]:
-        for declared, value in stats.metrics():
-            yield self._declared(declared, value)
-        blocks, info = stats.blocks, self._engine.info
-        num_used, block_size = blocks.num_used_blocks, info.block_size if info else 0
-        num_blocks = num_used + blocks.num_cached_blocks + blocks.num_free_blocks  # of all replicas
-        waste = 1.0 - _share(blocks.num_used_slots, num_used * block_size) if num_used and block_size else 0.0
-        sharing = blocks.num_table_entries / num_used if num_used else 1.0
-        hit_rate = self._metrics.recent_hits.share()
-        for name, help_text, value in (
-            ("kv_cache_usage_perc", "Share of KV blocks in use, 1 is all.", _share(num_used, num_blocks)),
-            ("kv_waste_perc", "Share of slots in used KV blocks that hold no token.", waste),
-            ("kv_sharing_factor", "How many requests hold a live KV block, on average.", sharing),
-            (
-                "prefix_cache_hit_rate",
-                "Share of the tokens looked up in the last minute that were found.",
-                math.nan if hit_rate is None else hit_rate,
-            ),
-        ):
-            yield self._gauge(name, help_text, value)
-        if self._metrics.num_devices is not None:
-            yield self._gauge("devices", "Devices of all replicas and ranks.", self._metrics.num_devices())
-        yield from self._utilisation()
-        for name, help_text, count in (
-            ("engine_restarts", "Times an engine process had to be started again.", self._engine.num_restarts),
-            ("requests_resumed", "Times a request went on in another engine process.", self._engine.num_resumed),
-        ):
-            yield self._counter(name, help_text, count)
-
-    def _utilisation(self) -> Iterator[Metric]:
-        """Yield the shares of the last minute that are known."""
-        used = self._metrics.recent_utilisation.shares()
-        for name, help_text, share in (
-            (
-                "device_bandwidth_perc",
-                "Bytes that steps read, of what the device can read.",
-                used.bandwidth,
-            ),
-            ("device_compute_perc", "Operations of steps, of what the device can compute (MFU).", used.compute),
-            ("device_ceiling_perc", "The least time of steps by both limits, of their time.", used.ceiling),
-            ("useful_tokens_perc", "Tokens of requests among those that steps compute.", used.useful),
-            ("device_host_wait_perc", "Time the device waits for the host, of the time with work.", used.host),
-            ("nvml_utilization_perc", "Time in which any kernel ran, as NVML counts it.", used.nvml),
-        ):
-            if share is not None:
-                yield self._gauge(name, f"{help_text} In the last minute, 1 is all.", share)
-
-    def _replica_metrics(self) -> Iterator[Metric]:
-        """Yield the metrics of each replica: whether it serves, and the numbers that are declared per replica."""
-        replicas = self._engine.replicas
-        columns: list[tuple[Counter | Gauge, list[float]]] = [
-            (Gauge("up", "Whether it serves."), [replica.problem is None for replica in replicas]),
-            (
-                Counter("restarts", "Times its process was started again."),
-                [replica.num_restarts for replica in replicas],
-            ),
-        ]
-        for numbers in zip(*(replica.stats.metrics() for replica in replicas), strict=True):
-            declared = numbers[0][0]
-            if declared.by_replica:
-                columns.append((declared, [value for _, value in numbers if not isinstance(value, list)]))
-        for declared, values in columns:
-            family = (CounterMetricFamily if isinstance(declared, Counter) else GaugeMetricFamily)(
-                f"{PREFIX}replica_{declared.metric.removeprefix('num_')}",
-                f"{declared.help} Of one replica.",
-                labels=("model_name", "replica"),
-            )
-            for replica, value in zip(replicas, values, strict=True):
-                family.add_metric((self._metrics.model, str(replica.place)), value)
-            yield family
-        if outcomes := self._engine.prefill_outcomes:
-            yield from self._roles(outcomes)
-
-    def _roles(self, outcomes: Mapping[str, int]) -> Iterator[Metric]:
-        """Yield the metrics of disaggregated serving, with separate replicas for prefill and decode."""
-        prefills = CounterMetricFamily(
-            PREFIX + "prefills",
-            "Prompts, by where they were computed: by a prefill replica (elsewhere), where the answer is (here), begun "
-            "by a prefill replica and not finished (failed), or left by their clients meanwhile (aborted).",
-            labels=("model_name", "outcome"),
-        )
-        for outcome, count in outcomes.items():
-            prefills.add_metric((self._metrics.model, outcome), count)
-        yield prefills
-        roles = GaugeMetricFamily(
-            PREFIX + "replica_role", "What a replica is for.", labels=("model_name", "replica", "role")
-        )
-        for replica in self._engine.replicas:
-            roles.add_metric((self._metrics.model, str(replica.place), str(replica.role)), 1)
-        yield roles
-
-    def _latencies(self) -> Iterator[Metric]:
-        metrics = self._metrics
-        for name, help_text, histogram in (
-            ("time_to_first_token_seconds", "From request to first token.", metrics.time_to_first_token),
-            ("inter_token_latency_seconds", "Between two tokens of a sequence.", metrics.inter_token_latency),
-            (
-                "request_time_per_output_token_seconds",
-                "Mean time of a sequence's tokens after the first.",
-                metrics.time_per_output_token,
-            ),
-            ("e2e_request_latency_seconds", "From request to last token.", metrics.e2e_latency),
-            ("request_queue_time_seconds", "Waiting in the engine.", metrics.queue_time),
-            ("request_prefill_time_seconds", "From first step to first token.", metrics.prefill_time),
-            ("request_decode_time_seconds", "From first to last token.", metrics.decode_time),
-            ("request_inference_time_seconds", "In the batch.", metrics.inference_time),
-            ("request_prompt_tokens", "Prompt tokens of a request.", metrics.prompt_length),
-            ("request_generation_tokens", "Tokens generated for a sequence.", metrics.generation_length),
-            ("scheduler_time_seconds", "Planning, per step.", metrics.schedule_time),
-            ("length_prediction_time_seconds", "Waiting for a predicted length.", metrics.prediction_time),
-            (
-                "forecast_error_ratio",
-                "Error of the forecast of a first token, as a share of its time (of 200 ms, if that was shorter).",
-                metrics.forecast_error,
-            ),
-        ):
-            yield self._histograms(name, help_text, {(): histogram}, labels=())
-        by_kind: dict[tuple[str, ...], Histogram] = {
-            (kind,): histogram for kind, histogram in metrics.step_time.items()
-        }
-        yield self._histograms("step_time_seconds", "A step of the engine.", by_kind, labels=("kind",))
-        recent = GaugeMetricFamily(
-            PREFIX + "recent_inter_token_latency_seconds",
-            "Between two tokens of a sequence, over the last minute.",
-            labels=("model_name", "quantile"),
-        )
-        for quantile, value in zip(("0.5", "0.99"), metrics.recent_itl.quantiles((0.5, 0.99)), strict=True):
-            recent.add_metric((metrics.model, quantile), value)
-        yield recent
-
-    def _server_metrics(self) -> Iterator[Metric]:
-        metrics = self._metrics
-        finished = CounterMetricFamily(
-            PREFIX + "request_success", "Sequences that ended.", labels=("model_name", "finished_reason")
-        )
-        for reason, count in metrics.finished.items():
-            finished.add_metric((metrics.model, reason), count)
-        yield finished
-        responses = CounterMetricFamily(PREFIX + "http_responses", "HTTP answers.", labels=("route", "status"))
-        for (route, status), count in metrics.responses.items():
-            responses.add_metric((route, str(status)), count)
-        yield responses
-        yield self._gauge(
-            "queue_requests", "Requests that wait for a first token, or for the tokenizer.", self._queue.num_requests
-        )
-        yield self._gauge("queue_tokens", "Prompt tokens of these.", self._queue.num_tokens)
-        stalls = metrics.loop_stalls
-        yield self._counter("event_loop_stalls", "Times the event loop stood still for a second.", stalls.number)
-        yield self._counter("event_loop_stalled_seconds", "How long in all.", stalls.seconds)
-        yield self._counter(
-            "front_end_restarts", "Times this process had to be started again.", metrics.num_front_end_restarts
-        )
-        yield self._counter(
-            "forecasts_missing", "Requests whose first token came without a forecast.", metrics.num_missing_forecasts
-        )
-        yield from self._prediction_metrics()
-        yield from self._class_metrics()
-
-    def _prediction_metrics(self) -> Iterator[Metric]:
-        metrics = self._metrics
-        error = SummaryMetricFamily(
-            PREFIX + "length_prediction_log_error",
-            "Absolute difference of the logarithms of predicted and true output tokens.",
-            labels=("model_name",),
-        )
-        error.add_metric(
-            (metrics.model,), count_value=metrics.num_checked_predictions, sum_value=metrics.prediction_error
-        )
-        yield error
-        yield self._counter(
-            "length_predictions_missing", "Prompts for which there was none.", metrics.num_missing_predictions
-        )
-
-    def _class_metrics(self) -> Iterator[Metric]:
-        labels = ("model_name", "service_class")
-        waiting = GaugeMetricFamily(PREFIX + "class_queue_requests", "Completions that wait.", labels=labels)
-        admitted = CounterMetricFamily(PREFIX + "class_admitted", "Requests taken into the queue.", labels=labels)
-        shed = CounterMetricFamily(PREFIX + "class_shed", "Requests dropped from it for others.", labels=labels)
-        refused = CounterMetricFamily(
-            PREFIX + "class_refused", "Requests not taken into the queue.", labels=(*labels, "reason")
-        )
-        for name, line in self._queue.lines.items():
-            values = (self._metrics.model, name)
-            waiting.add_metric(values, line.num_waiting)
-            admitted.add_metric(values, line.num_admitted)
-            shed.add_metric(values, line.num_shed)
-            for reason, count in line.num_refused.items():
-                refused.add_metric((*values, reason), count)
-        yield from (waiting, admitted, refused, shed)
-
-    def _declared(self, declared: Counter | Gauge, value: Number) -> Metric:
-        """Return a declared number as a metric. The elements of a list are distinguished by the declared label."""
-        if not isinstance(value, list):
-            make = self._counter if isinstance(declared, Counter) else self._gauge
-            return make(declared.metric, declared.help, value)
-        assert isinstance(declared, Counter)
-        family = CounterMetricFamily(PREFIX + declared.metric, declared.help, labels=("model_name", declared.label))
-        for place, count in enumerate(value):
-            family.add_metric((self._metrics.model, str(place)), count)
-        return family
-
-    def _gauge(self, name: str, help_text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(PREFIX + name, help_text, labels=("model_name",))
-        family.add_metric((self._metrics.model,), value)
-        return family
-
-    def _counter(self, name: str, help_text: str, value: float) -> Metric:
-        family = CounterMetricFamily(PREFIX + name, help_text, labels=("model_name",))
-        family.add_metric((self._metrics.model,), value)
-        return family
-
-    def _histograms(
-        self, name: str, help_text: str, histograms: dict[tuple[str, ...], Histogram], *, labels: tuple[str, ...]
-    ) -> Metric:
-        family = HistogramMetricFamily(PREFIX + name, help_text, labels=("model_name", *labels))
-        for values, histogram in histograms.items():
-            family.add_metric((self._metrics.model, *values), histogram.cumulative(), histogram.total)
-        return family
+        families = list(self._snapshot.families())
+        for form in self._forms:
+            yield from FORMS[form](families)
+        yield from process_families()
 
 
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+def process_families() -> Iterator[Metric]:
+    """Yield what has the same names whatever the prefix."""
+    for collector in _process_collectors():
+        yield from collector.collect()
+    version = GaugeMetricFamily("headway_build_info", "Headway's version. Always 1.", labels=("version",))
+    version.add_metric((__version__,), 1)
+    yield version
+
+
+@functools.cache
+def _process_collectors() -> tuple[Collector, ...]:
+    """What prometheus_client knows about this process; on systems without /proc that is less."""
+    return ProcessCollector(registry=None), PlatformCollector(registry=None)

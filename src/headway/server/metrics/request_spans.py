@@ -4,7 +4,8 @@
 
 A span belongs to the trace of the client's `traceparent` header (W3C), or starts a new one. Attribute names follow
 OpenTelemetry's conventions for generative AI. These have no names for times inside the engine, which therefore have
-vLLM's names and are in seconds. A thread sends the spans; while the collector is not reachable they are dropped.
+vLLM's names and are in seconds. Token counts, for which vLLM has other names, have both. A thread sends the spans;
+while the collector is not reachable they are dropped.
 
 This module needs the packages of the extra `otel`.
 """
@@ -23,9 +24,6 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from headway.server.metrics.access_log import AccessRecord
 
 EXPORT_TIMEOUT_S = 5.0
-OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
-"""Paths of the requests that have spans, with OpenTelemetry's names of their operations."""
-
 _Value = str | int | float | bool | list[str]
 
 
@@ -45,8 +43,8 @@ class RequestSpans:
         return cls(OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S), model=model)
 
     def export(self, record: AccessRecord) -> None:
-        """Make the span of a request that has ended."""
-        operation = OPERATIONS.get(record.path)
+        """Make the span of a request that has ended. Only those to generating endpoints have one."""
+        operation = record.operation
         if operation is None:
             return
         duration_s = time.perf_counter() - record.started_s
@@ -90,8 +88,8 @@ def _attributes(record: AccessRecord) -> dict[str, _Value]:
         "headway.disconnected": record.disconnected or None,
     }
     if record.num_prompt_tokens is not None:
-        known["gen_ai.usage.input_tokens"] = record.num_prompt_tokens
-        known["gen_ai.usage.output_tokens"] = record.num_output_tokens
+        known["gen_ai.usage.input_tokens"] = known["gen_ai.usage.prompt_tokens"] = record.num_prompt_tokens
+        known["gen_ai.usage.output_tokens"] = known["gen_ai.usage.completion_tokens"] = record.num_output_tokens
         known["gen_ai.response.finish_reasons"] = record.finish_reasons
     if record.first_token_s is not None:
         known["gen_ai.latency.time_to_first_token"] = record.first_token_s - record.started_s
@@ -100,5 +98,11 @@ def _attributes(record: AccessRecord) -> dict[str, _Value]:
         known["gen_ai.latency.time_in_queue"] = record.timings.queue_s
         known["gen_ai.latency.time_in_model_prefill"] = record.timings.prefill_s
         known["gen_ai.latency.time_in_model_decode"] = record.timings.decode_s
+        known["gen_ai.latency.time_in_model_inference"] = record.timings.prefill_s + record.timings.decode_s
         known["headway.num_preemptions"] = record.timings.num_preemptions
+    if record.params is not None:
+        known["gen_ai.request.n"] = record.params.n
+        known["gen_ai.request.max_tokens"] = record.params.max_tokens
+        known["gen_ai.request.top_p"] = record.params.top_p
+        known["gen_ai.request.temperature"] = record.params.temperature
     return {name: value for name, value in known.items() if value is not None}

@@ -5,198 +5,43 @@ Latencies are measured in the front end, as clients see them. The engine sends i
 
 from __future__ import annotations
 
-import bisect
 import contextlib
-import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from headway.core.utilisation import UNKNOWN, Utilisation, UtilisationStats
-from headway.server.limits import LIMITS
 from headway.server.loop_guard import LoopStalls
+from headway.server.metrics.histograms import (
+    COMPLETION_BUCKETS,
+    ERROR_BUCKETS,
+    LATENCY_BUCKETS_S,
+    PREEMPTION_BUCKETS,
+    REQUEST_TIME_BUCKETS_S,
+    STEP_BUCKETS_S,
+    STEP_TOKEN_BUCKETS,
+    TOKEN_BUCKETS,
+    TOKEN_GAP_BUCKETS_S,
+    Histogram,
+)
+from headway.server.metrics.recent import RecentQuantiles, RecentShare, RecentTimes, RecentUtilisation
 from headway.wire.engine_stats import EngineStats
 from headway.wire.messages import RequestTimings
 
-LATENCY_BUCKETS_S = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)
-STEP_BUCKETS_S = (
-    *(0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08),
-    *(0.16, 0.32, 0.64, 1.28, 2.56, 5.12),
-)
-WINDOW_S = 60.0
 STEP_KINDS = ("decode", "prefill", "mixed")
 FINISH_REASONS = ("stop", "length", "abort", "error")
-ERROR_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0, 10.0)
-TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""Methods that metrics name; a client may send any word."""
 
 
-class Histogram:
-    """Counts values by bucket. Observing costs only a binary search, because it is done for every token."""
+@dataclass(frozen=True, slots=True)
+class RequestShape:
+    """What a request asked for and got: one prompt with its completions."""
 
-    __slots__ = ("_bounds", "counts", "total")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = tuple(bounds)
-        self.counts = [0] * (len(self._bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        """Count `value`, `times` times."""
-        self.counts[bisect.bisect_left(self._bounds, value)] += times
-        self.total += value * times
-
-    def cumulative(self) -> list[tuple[str, float]]:
-        """Return pairs of an upper bound and the number of values up to it, the last for infinity, as in Prometheus."""
-        rows: list[tuple[str, float]] = []
-        below = 0
-        for bound, count in zip([*map(_bound_text, self._bounds), "+Inf"], self.counts, strict=True):
-            below += count
-            rows.append((bound, below))
-        return rows
-
-
-def _bound_text(bound: float) -> str:
-    return str(float(bound))
-
-
-class RecentQuantiles:
-    """Quantiles of the values of the last minute, kept in ten-second slices, with a relative error of at most 10%.
-
-    Values are counted in buckets that each span a factor of 1.1 and begin at one microsecond.
-    """
-
-    SLICE_S = 10.0
-    NUM_SLICES = 6
-    _FACTOR = math.log(1.1)
-    _NUM_CLASSES = 200
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._slices: deque[tuple[int, list[int]]] = deque(maxlen=self.NUM_SLICES)
-
-    def observe(self, value_s: float, times: int = 1) -> None:
-        """Count `value_s`, `times` times."""
-        number = int(self._now() / self.SLICE_S)
-        if not self._slices or self._slices[-1][0] != number:
-            self._slices.append((number, [0] * self._NUM_CLASSES))
-        place = int(math.log(value_s * 1e6) / self._FACTOR) if value_s > 1e-6 else 0
-        self._slices[-1][1][min(place, self._NUM_CLASSES - 1)] += times
-
-    def quantiles(self, wanted: Sequence[float]) -> list[float]:
-        """Return the wanted quantiles in seconds, or NaN if nothing was counted."""
-        oldest = int(self._now() / self.SLICE_S) - self.NUM_SLICES
-        slices = [counts for number, counts in self._slices if number > oldest]
-        counts = [sum(column) for column in zip(*slices)]
-        return [self._quantile(counts, share) for share in wanted]
-
-    def _quantile(self, counts: list[int], share: float) -> float:
-        number = sum(counts)
-        if number == 0:
-            return math.nan
-        left = share * number
-        for place, count in enumerate(counts):
-            left -= count
-            if left <= 0:
-                return math.exp((place + 0.5) * self._FACTOR) / 1e6
-        raise AssertionError("the share of a whole cannot exceed it")
-
-
-class RecentShare:
-    """The growth of one counter in the last minute, as a share of the growth of another."""
-
-    WINDOW_S = 60
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._part = self._whole = 0
-        self._marks: deque[tuple[int, int, int]] = deque()  # each second with a change, and the counters before it
-
-    def observe(self, part: int, whole: int) -> None:
-        """Record the current counters. Counters that have decreased were reset."""
-        if whole < self._whole or part < self._part:
-            self._marks.clear()
-        elif whole > self._whole:
-            self._mark(int(self._now()))
-        self._part, self._whole = part, whole
-
-    def share(self) -> float | None:
-        """Return the share in the last minute, or None if the whole has not grown."""
-        oldest = int(self._now()) - self.WINDOW_S
-        while self._marks and self._marks[0][0] <= oldest:
-            self._marks.popleft()
-        if not self._marks:
-            return None
-        _, part, whole = self._marks[0]
-        return (self._part - part) / (self._whole - whole)
-
-    def _mark(self, second: int) -> None:
-        if not self._marks or self._marks[-1][0] != second:
-            self._marks.append((second, self._part, self._whole))
-            while self._marks[0][0] <= second - self.WINDOW_S:
-                self._marks.popleft()
-
-
-class RecentUtilisation:
-    """How well steps used their devices in the last minute, from a copy of the counters each second."""
-
-    WINDOW_S = 60
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._marks: deque[tuple[int, UtilisationStats]] = deque()
-        self._last = UtilisationStats()
-
-    def observe(self, stats: UtilisationStats) -> None:
-        """Record the current counters. Counters that have decreased were reset."""
-        if stats.device_busy_s < self._last.device_busy_s:
-            self._marks.clear()
-            self._last = UtilisationStats()
-        second = int(self._now())
-        if not self._marks or self._marks[-1][0] != second:
-            self._marks.append((second, self._last.copy()))
-        self._last = stats
-
-    def shares(self) -> Utilisation:
-        """Return the shares in the last minute."""
-        oldest = int(self._now()) - self.WINDOW_S
-        while self._marks and self._marks[0][0] <= oldest:
-            self._marks.popleft()
-        return Utilisation.of(self._last.since(self._marks[0][1])) if self._marks else UNKNOWN
-
-
-class RecentTimes:
-    """Samples of the last minute, in seconds."""
-
-    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        self._samples: deque[tuple[float, float]] = deque(maxlen=LIMITS.max_samples)
-
-    def add(self, seconds: float) -> None:
-        """Add a sample of `seconds`, taken now."""
-        self._samples.append((self._now(), seconds))
-
-    def of_last(self, last_s: float) -> list[float]:
-        """Return the sorted samples of the last `last_s` seconds, which may be at most `WINDOW_S`."""
-        now_s = self._now()
-        while self._samples and self._samples[0][0] < now_s - WINDOW_S:
-            self._samples.popleft()
-        recent = []
-        for at_s, seconds in reversed(self._samples):
-            if at_s < now_s - last_s:
-                break
-            recent.append(seconds)
-        recent.sort()
-        return recent
-
-
-def percentile(ordered: list[float], share: float) -> float | None:
-    """Return the nearest-rank percentile of sorted samples, or None if there are none."""
-    if not ordered:
-        return None
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    num_prompt_tokens: int
+    n: int
+    max_tokens: int | None
+    longest_completion: int
+    """Tokens of the longest of its completions."""
 
 
 class ServerMetrics:
@@ -205,15 +50,21 @@ class ServerMetrics:
     def __init__(self, model: str, now: Callable[[], float] = time.monotonic) -> None:
         self.model = model
         self.time_to_first_token = Histogram(LATENCY_BUCKETS_S)
-        self.inter_token_latency = Histogram(LATENCY_BUCKETS_S)
-        self.time_per_output_token = Histogram(LATENCY_BUCKETS_S)
-        self.e2e_latency = Histogram(LATENCY_BUCKETS_S)
-        self.queue_time = Histogram(LATENCY_BUCKETS_S)
-        self.prefill_time = Histogram(LATENCY_BUCKETS_S)
-        self.decode_time = Histogram(LATENCY_BUCKETS_S)
-        self.inference_time = Histogram(LATENCY_BUCKETS_S)
+        self.inter_token_latency = Histogram(TOKEN_GAP_BUCKETS_S)
+        self.time_per_output_token = Histogram(TOKEN_GAP_BUCKETS_S)
+        self.e2e_latency = Histogram(REQUEST_TIME_BUCKETS_S)
+        self.queue_time = Histogram(REQUEST_TIME_BUCKETS_S)
+        self.prefill_time = Histogram(REQUEST_TIME_BUCKETS_S)
+        self.decode_time = Histogram(REQUEST_TIME_BUCKETS_S)
+        self.inference_time = Histogram(REQUEST_TIME_BUCKETS_S)
         self.prompt_length = Histogram(TOKEN_BUCKETS)
         self.generation_length = Histogram(TOKEN_BUCKETS)
+        self.longest_generation = Histogram(TOKEN_BUCKETS)
+        self.computed_prompt_tokens = Histogram(TOKEN_BUCKETS)
+        self.wanted_completions = Histogram(COMPLETION_BUCKETS)
+        self.wanted_tokens = Histogram(TOKEN_BUCKETS)
+        self.preemptions = Histogram(PREEMPTION_BUCKETS)
+        self.step_tokens = Histogram(STEP_TOKEN_BUCKETS)
         self.step_time = {kind: Histogram(STEP_BUCKETS_S) for kind in STEP_KINDS}
         self.schedule_time = Histogram(STEP_BUCKETS_S)
         self.recent_itl = RecentQuantiles(now)
@@ -231,7 +82,10 @@ class ServerMetrics:
         self.num_missing_forecasts = 0
         """Requests that had no forecast when their first token came."""
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
-        self.responses: dict[tuple[str, int], int] = {}
+        self.responses: dict[tuple[str, str, int], int] = {}
+        """HTTP answers by route, method and status."""
+        self.response_time: dict[tuple[str, str], Histogram] = {}
+        """How long they took, by route and method."""
         self.num_answering = 0
         """Number of generation requests in progress, from their first byte to the last byte of their answer."""
         self.loop_stalls = LoopStalls()
@@ -257,6 +111,7 @@ class ServerMetrics:
             self._num_steps = stats.batch.num_steps
             self.step_time[stats.step.kind].observe(stats.step.duration_s)
             self.schedule_time.observe(stats.step.schedule_s)
+            self.step_tokens.observe(stats.step.num_tokens)
 
     def observe_first_token(self, after_s: float) -> None:
         """Record the first token of a sequence, `after_s` seconds after its request arrived."""
@@ -270,12 +125,19 @@ class ServerMetrics:
         self.inter_token_latency.observe(each_s, num_tokens)
         self.recent_itl.observe(each_s, num_tokens)
 
-    def observe_timings(self, timings: RequestTimings) -> None:
-        """Record the engine's timings of a request that has ended."""
+    def observe_request(self, shape: RequestShape, timings: RequestTimings) -> None:
+        """Record what the engine says of a request that has ended."""
         self.queue_time.observe(timings.queue_s)
         self.prefill_time.observe(timings.prefill_s)
         self.decode_time.observe(timings.decode_s)
         self.inference_time.observe(timings.prefill_s + timings.decode_s)
+        self.preemptions.observe(timings.num_preemptions)
+        self.prompt_length.observe(shape.num_prompt_tokens)
+        self.computed_prompt_tokens.observe(max(0, shape.num_prompt_tokens - timings.num_cached_tokens))
+        self.longest_generation.observe(shape.longest_completion)
+        self.wanted_completions.observe(shape.n)
+        if shape.max_tokens is not None:
+            self.wanted_tokens.observe(shape.max_tokens)
 
     def observe_prediction(self, waited_s: float, *, num_missing: int) -> None:
         """Record how long a request waited for its predicted lengths, and how many of them are missing."""
@@ -294,6 +156,8 @@ class ServerMetrics:
         else:
             self.forecast_error.observe(error)
 
-    def count_response(self, route: str, status: int) -> None:
-        """Count an HTTP answer by route and status."""
-        self.responses[route, status] = self.responses.get((route, status), 0) + 1
+    def observe_response(self, route: str, method: str, status: int, duration_s: float) -> None:
+        """Record an HTTP answer. `status` is 0 if there was none."""
+        method = method if method in METHODS else "other"
+        self.responses[route, method, status] = self.responses.get((route, method, status), 0) + 1
+        self.response_time.setdefault((route, method), Histogram(REQUEST_TIME_BUCKETS_S)).observe(duration_s)

@@ -14,7 +14,7 @@ from typing import Any
 from headway_lab.claims.claim import Chart, Outcome, milliseconds, percent, sentences, times
 from headway_lab.claims.context import AlternatingRuns, Claim, Context, Variant, run_alternating
 from headway_lab.claims.published_workloads import AZURE, CHAT_MAX_INPUT, CHAT_MAX_OUTPUT, anyscale, chat
-from headway_lab.claims.testbed import Run
+from headway_lab.claims.run import Run
 from headway_lab.workload.bench_requests import BenchRequest
 
 # ---- the runs of several claims -------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from headway_lab.bench.timelines import percentile
 from headway_lab.claims.claim import Chart, Line, Outcome, change, milliseconds, percent, sentences, times
 from headway_lab.claims.context import Claim, Context, Span
 from headway_lab.claims.published_workloads import Drawn, capacity_of, equal, mixed, saturation, sharegpt
-from headway_lab.claims.testbed import Run
+from headway_lab.claims.run import Run
 
 # ---- short and long prompts together --------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from headway_lab.bench.timelines import percentile
 from headway_lab.claims.claim import Chart, Outcome, milliseconds, percent, sentences, times
 from headway_lab.claims.context import Claim, Context, Variant, run_alternating
 from headway_lab.claims.published_workloads import anyscale, power_law, saturation, shared_prefix
-from headway_lab.claims.testbed import Run
+from headway_lab.claims.run import Run
 
 # ---- 8 bits: more requests in the batch, and less to read -----------------------------------------------------------
 

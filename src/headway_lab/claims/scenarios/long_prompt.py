@@ -11,7 +11,7 @@ from typing import Any
 from headway_lab.claims.claim import Chart, Outcome, change, milliseconds, percent, sentences, times
 from headway_lab.claims.context import Claim, Context
 from headway_lab.claims.published_workloads import equal
-from headway_lab.claims.testbed import Run
+from headway_lab.claims.run import Run
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from headway.errors import ConfigError
 from headway_lab.claims.claim import Chart, Line, Outcome, change, milliseconds, percent, sentences
 from headway_lab.claims.context import Claim, Context
 from headway_lab.claims.published_workloads import CHAT_MAX_INPUT, CHAT_MAX_OUTPUT, Drawn, saturation
+from headway_lab.claims.run import Run
 from headway_lab.claims.scenarios.scheduling_policies import RANKING_MAX_NUM_SEQS, mean_per_token_s, run_in_order
-from headway_lab.claims.testbed import Run
 from headway_lab.predictor.learning_curve import (
     Learned,
     Traffic,

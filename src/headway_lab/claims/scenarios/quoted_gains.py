@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from headway_lab.claims.claim import Chart, Line, Outcome, change, percent, sentences
 from headway_lab.claims.context import Claim, Context
+from headway_lab.claims.run import Run
 from headway_lab.claims.scenarios.scheduling_policies import (
     FCFS,
     GROUPED,
@@ -20,7 +21,6 @@ from headway_lab.claims.scenarios.scheduling_policies import (
     magnus_runs,
     ranking_runs,
 )
-from headway_lab.claims.testbed import Run
 
 # ---- how many requests a learned ranking answers while they arrive --------------------------------------------------
 

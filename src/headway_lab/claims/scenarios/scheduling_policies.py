@@ -22,7 +22,7 @@ from headway_lab.claims.published_workloads import (
     saturation,
     with_options,
 )
-from headway_lab.claims.testbed import Run
+from headway_lab.claims.run import Run
 from headway_lab.workload.bench_requests import BenchRequest
 
 # ---- shortest first by a learned ranking, against order of arrival and against an oracle ----------------------------

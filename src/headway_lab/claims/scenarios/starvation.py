@@ -10,7 +10,7 @@ from headway_lab.bench.timelines import RequestTimeline
 from headway_lab.claims.claim import Chart, Outcome, change, milliseconds, percent, sentences
 from headway_lab.claims.context import Claim, Context
 from headway_lab.claims.published_workloads import Drawn, chat, saturation, with_options
-from headway_lab.claims.testbed import Run
+from headway_lab.claims.run import Run
 from headway_lab.workload.bench_requests import BenchRequest
 
 
