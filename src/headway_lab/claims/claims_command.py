@@ -72,14 +72,14 @@ def run(arguments: argparse.Namespace) -> int:
         return _show_kept(arguments)
     from headway_lab.claims.claim_results import Results, Session, measure_all
 
-    folder = _folder(arguments.output)
-    results = Results() if folder is None else Results.load(folder)
-    if arguments.note is not None:
-        results.note = arguments.note
     options = engine_options(arguments)
     EngineConfig.from_options(**_defaults(options))
     if arguments.calibration is not None:
         load_calibration(arguments.calibration)
+    folder = _folder(arguments.output)
+    results = Results() if folder is None else Results.load(folder)
+    if arguments.note is not None:
+        results.note = arguments.note
     session = Session(
         load=lambda **more: _load({**_defaults(options), **more}),
         model_name=_name(options.get("model") or "embedded SmolLM2-135M"),

@@ -160,5 +160,5 @@ def test_the_command_prints_the_table_and_writes_the_page(tmp_path: Path, capsys
         (["--table", folder, "eras"], "--table measures nothing"),
         (["--table", str(tmp_path)], "no results"),
     ):
-        assert main(["claims", *wrong]) == 1
+        assert main(["claims", *wrong]) == 2
         assert told in capsys.readouterr().err

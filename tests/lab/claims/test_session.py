@@ -148,7 +148,7 @@ def test_without_any_row_nothing_is_written(
 ) -> None:
     flags = [part for name, value in shape.items() for part in ("--" + name.replace("_", "-"), str(value))]
     folder = tmp_path / "out"
-    assert main(["claims", "sampling-spread", "--quick", "--on", "engine", *flags, "--output", str(folder)]) == 1
+    assert main(["claims", "sampling-spread", "--quick", "--on", "engine", *flags, "--output", str(folder)]) == 2
     printed = capsys.readouterr().err
     assert "sampling-spread: not measured on the engine: answers have to mean something" in printed
     assert "None of these claims could be measured" in printed and "Wrote" not in printed
