@@ -1,9 +1,9 @@
 """What MkDocs does not do by itself when it builds the site from the pages of docs/ (`make docs-site`).
 
-The pages are written for a code host, where a link such as `../src/headway/config.py` or `../benchmarks/RESULTS.md` leads
-to another folder of the repository. A site has only docs/. So each file that a page links to becomes a page of the
-site, below `repository/`: Markdown as it is, other text as a block of code, a folder as the list of its files. Nothing
-is copied in the repository, and the site needs no code host.
+The pages are written for a code host, where a link such as `../src/headway/config.py` or `../benchmarks/RESULTS.md`
+leads to another folder of the repository. A site has only docs/. So each file that a page links to becomes a page of
+the site, below `repository/`: Markdown as it is, other text as a block of code, a folder as the list of its files.
+Nothing is copied in the repository, and the site needs no code host.
 
 Headings get the anchors that a code host gives them, and `folder/*` in the navigation is every page of that folder.
 """

@@ -49,6 +49,13 @@ def test_all_pages_of_a_folder_take_one_entry() -> None:
     assert {"h200": hook.pages_of("results/h200")} in results["Results"]
 
 
+def test_every_decision_is_listed_with_its_title() -> None:
+    index = (DOCS / "decisions" / "README.md").read_text(encoding="utf-8")
+    for path in (DOCS / "decisions").glob("0*.md"):
+        number, _, title = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ").partition(". ")
+        assert f"- [{number}: {title}]({path.name})" in index
+
+
 @pytest.mark.parametrize(
     ("path", "name"),
     [

@@ -139,16 +139,17 @@ class ServerConfig:
     replicas: int = option(
         1, "Engine processes on this machine: on a GPU each, or with a share of the cores. Each loads the model."
     )
-    min_replicas: int = option(0, "As few replicas there may be, while they are enough. 0: as many as --replicas.")
+    min_replicas: int = option(
+        0, "Least number of replicas: one is removed while fewer are enough. 0: as many as --replicas."
+    )
     max_replicas: int = option(
-        0, "As many there may be: one is added when requests have waited for 5 seconds. 0: as many as --replicas."
+        0, "Most replicas: one is added when requests have waited for 5 seconds. 0: as many as --replicas."
     )
     roles: str | None = option(
         None,
         "Prefill and decode apart, e.g. prefill=1,decode=2: the number of engine processes of each kind, in place of "
-        "--replicas. Those of "
-        "the first kind compute prompts where that makes others wait less, and send KV blocks to those that answer.",
-        metavar="ROLES",
+        "--replicas. Those of the first kind compute prompts where that makes others wait less, and send KV blocks to "
+        "those that answer.",
     )
     ray: bool = option(
         False,

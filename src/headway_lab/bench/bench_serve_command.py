@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=count(1),
         default=1,
         metavar="N",
-        help="Run it so many times, with a seed more each time, and write all into one result: 'bench compare' takes "
+        help="Number of runs, each with the next seed; all are written into one result: 'bench compare' takes "
         "their spread into account. (default: %(default)s)",
     )
     parser.add_argument("--temperature", type=number(), default=0.0, metavar="X", help="(default: 0, greedy)")

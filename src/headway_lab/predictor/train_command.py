@@ -116,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=100_000,
         metavar="N",
-        help="Learn from the last so many requests of the logs. (default: %(default)s)",
+        help="Learn from at most this number of requests, the last ones of the logs. (default: %(default)s)",
     )
 
 

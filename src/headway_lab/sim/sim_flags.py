@@ -132,7 +132,7 @@ def add_link_flags(parser: argparse.ArgumentParser) -> None:
         "--link-latency-us",
         type=number(0.0, 1e9),
         metavar="Y",
-        help="And how long the first byte takes, in microseconds. (default: 8)",
+        help="With --roles, or ranks: how long the first byte takes to another device, in microseconds. (default: 8)",
     )
 
 

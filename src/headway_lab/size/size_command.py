@@ -68,8 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_rate_flag(parser)
     parser.add_argument("--trace", metavar="FILE", help="Requests of a recorded trace: see docs/workloads.md.")
     lengths = count(1, MOST_TOKENS)
-    parser.add_argument("--input-len", type=lengths, metavar="N", help="Prompts of so many tokens, with --rate.")
-    parser.add_argument("--output-len", type=lengths, metavar="N", help="Answers of so many tokens.")
+    parser.add_argument("--input-len", type=lengths, metavar="N", help="Tokens of each prompt, with --rate.")
+    parser.add_argument("--output-len", type=lengths, metavar="N", help="Tokens of each answer.")
     parser.add_argument(
         "--slo",
         action="append",

@@ -101,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--acceptance",
         type=number(1.0, 9.0, is_above=True),
         metavar="X",
-        help="Search --speculation too: with guesses, a step brings a request so many tokens in the mean.",
+        help="Search --speculation too: the mean number of tokens that a step with guesses brings a request.",
     )
     parser.add_argument(
         "--replicas",
@@ -129,7 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trials",
         type=count(1),
         metavar="N",
-        help="As many simulations of the whole work; those of a part count as that part. With --replicas: for each "
+        help="Number of simulations of the whole work; those of a part count as that part. With --replicas: for each "
         "number whose options are searched; with several calibrations: for each. (default: "
         f"{_TRIALS[GOODPUT]}, for cost {_TRIALS[COST]})",
     )
