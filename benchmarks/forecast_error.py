@@ -74,7 +74,7 @@ def _simulate(options: argparse.Namespace, policy: str, seed: int) -> None:
     setup = set_up(Calibration.find(options.calibration), {"scheduling_policy": policy})
     for rate in options.rate or [None]:
         work = _work(options, seed, rate, vocab_size=1000)
-        done = simulate(work, setup.machine, setup.scheduler, setup.cache, seed=seed)
+        done = simulate(work, setup.machine, setup.scheduler, setup.cache, seed=seed, forecasts=True)
         _report(f"{policy}, seed {seed}, {rate or 0:g}/s simulated", done.timelines, done.duration_s)
 
 

@@ -281,6 +281,7 @@ class _Simulator:
                 router=arguments.router,
                 roles=self._roles,
                 seed=arguments.sim_seed + number,
+                forecasts=True,
                 progress=progress,
             )
         self._took_s = time.perf_counter() - started_s

@@ -98,6 +98,7 @@ def simulate(
     speed: Callable[[float], float] | None = None,
     answers: Sequence[Sequence[int]] | None = None,
     learned: Scheduler | None = None,
+    forecasts: bool = False,
     progress: Meter | None = None,
 ) -> Simulation:
     """Replay the work from its first arrival to the end of its last request.
@@ -105,7 +106,7 @@ def simulate(
     `roles` are those of the replicas; without any, all do both. `seed` draws the spread of steps around their means;
     with `None`, every step takes what the cost model says. `speed`: the factor by which steps are longer at some time.
     `answers`: the tokens of each request's answer, in which guesses are looked up. `learned`: replicas begin with what
-    this scheduler knows of steps and guesses.
+    this scheduler knows of steps and guesses. `forecasts`: note when the first token of each request was expected.
     """
     if num_replicas > MOST_REPLICAS:
         raise ConfigError(f"A simulation has at most {MOST_REPLICAS} replicas, not {num_replicas:,}.")
@@ -113,7 +114,9 @@ def simulate(
     texts = None if answers is None else {str(place): answer for place, answer in enumerate(answers)}
     cache = cache or CacheConfig().resolve("cpu")  # nothing of it that counts here depends on the device
     variations = [Variation(None if seed is None else f"{seed}/{place}", speed) for place in range(num_replicas)]
-    make = functools.partial(Replica, scheduler=scheduler, cache=cache, answers=texts, learned=learned)
+    make = functools.partial(
+        Replica, scheduler=scheduler, cache=cache, answers=texts, learned=learned, forecasts=forecasts
+    )
     if roles is None:
         replicas = [make(machine, variation=each) for each in variations]
         return _Cluster(work, replicas, router, progress, max_num_seqs=scheduler.max_num_seqs).run()
