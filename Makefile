@@ -90,7 +90,7 @@ docs: $(STAMP)/dev ## Write what is generated in docs/ and deploy/ anew, and low
 	$(PY) deploy/kubernetes/render.py
 
 docs-site: $(STAMP)/dev ## Build the docs as a site in site/, with a search; broken links are errors
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build
 	@echo "Read it: open site/index.html; for the search, $(PY) -m http.server --bind 127.0.0.1 --directory site"
 
 clean: ## Remove the virtual environment, caches and build products

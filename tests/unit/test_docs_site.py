@@ -77,14 +77,53 @@ def test_links_in_blocks_of_code_are_left_alone() -> None:
     assert list(hook.links(shown)) == ["one.md", "three.md"]
 
 
+def build(folder: Path, config: Path = ROOT / "mkdocs.yml") -> subprocess.CompletedProcess[str]:
+    """Build a site as `make docs-site` does. With `--quiet` MkDocs would not count warnings, and strict mode pass."""
+    found = re.search(r"/mkdocs (build.*)", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert found is not None
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        *found[1].split(),
+        "--config-file",
+        str(config),
+        "--site-dir",
+        str(folder),
+    ]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built in strict mode, in which a broken link or anchor and a page without a place are errors."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    built = build(folder)
     assert built.returncode == 0, built.stderr
     return folder
+
+
+@needs_mkdocs
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("[a](nope.md)", "contains a link 'nope.md'"),
+        ("[a](#nope)", "no such anchor"),
+        ("[a](other.md#nope)", "does not contain an anchor '#nope'"),
+        ("[a](/server.md)", "absolute link '/server.md'"),
+        ("[a](other.md)", ""),
+    ],
+)
+def test_a_broken_link_is_an_error(tmp_path: Path, page: str, said: str) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "index.md").write_text(f"# A page\n\n{page}\n")
+    (docs / "other.md").write_text("# Another\n")
+    config = tmp_path / "mkdocs.yml"
+    config.write_text(f"INHERIT: {ROOT / 'mkdocs.yml'}\ndocs_dir: {docs}\nhooks: []\nnav: [index.md, other.md]\n")
+    built = build(tmp_path / "site", config)
+    assert built.returncode == (1 if said else 0), built.stderr
+    assert said in built.stderr
 
 
 LOADED = re.compile(r"<(?:script|img|link|iframe)\b[^>]*?(?:src|href)=\"?(?:https?:)?//[^\s>]*")
