@@ -129,7 +129,7 @@ def test_the_command_measures_merges_and_writes(tmp_path: Path, capsys: pytest.C
     assert prices["fp8"]["all in"] < prices["16 bits"]["all in"], "more requests fit into the memory"
     assert "price, fp8:" in printed.out and rows[1]["command"].endswith("--price-per-hour 3.6")
     table = (tmp_path / "results" / "claims.md").read_text()
-    assert "prefix-sharing" in table and "| | price/M input tokens | price/M output tokens | all in |" in table
+    assert "prefix-sharing" in table and "price/M input tokens | price/M output tokens | all in |" in table
     page = (tmp_path / "results" / "claims.html").read_text()
     assert page.count("<figure>") == 2 and "What a million tokens cost" in page
 
