@@ -57,6 +57,7 @@ def test_a_traffic_log_in_the_data_directory_is_learned_from(tmp_path: Path, mon
     outcome = CLAIMS["predictor-price"].measure(context)
     assert f"pairs of {TRAFFIC_LOG}" in outcome.workload
     assert list(outcome.numbers) == ["100 pairs", "fcfs", "oracle"]
+    assert "100 pairs tell nothing about the order of lengths (Kendall tau 0.00)" in outcome.ours
     few = tmp_path / "few"
     few.mkdir()
     context.data_dir = traffic_log(few, 100)

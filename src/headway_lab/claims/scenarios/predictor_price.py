@@ -56,13 +56,12 @@ def measure_predictor_price(context: Context) -> Outcome:
         context.say(f"training on {' / '.join(f'{count:,}' for count in counts)} pairs")
         curve = [learn(traffic, count) for count in counts]
     served = _serve(context, plan, traffic, curve)
-    enough = next(one for one in curve if one.tau >= plan.enough * curve[-1].tau)
+    enough = next((one for one in curve if one.tau >= plan.enough * curve[-1].tau), curve[-1])
     fall = change(served.means_s[-1], served.fcfs_s)
     return Outcome(
         value=float(enough.num_pairs),
         unit="pairs",
-        ours=f"{enough.num_pairs:,} pairs give {percent(enough.tau / curve[-1].tau)} of the rank correlation of "
-        f"{counts[-1]:,} (Kendall tau {curve[-1].tau:.2f}); mean latency per token {percent(fall, signed=True)}"
+        ours=f"{_learned_text(enough, curve[-1])}; mean latency per token {percent(fall, signed=True)}"
         + (f"; {_cost_text(curve[-1])}" if curve[-1].cost else ""),
         workload=f"{source}; {plan.num_served:,} requests, drawn from {len(traffic.held_out):,} others, Poisson, "
         f"{plan.load:g} times what can be served; at most {RANKING_MAX_NUM_SEQS} at a time",
@@ -152,6 +151,16 @@ def _drawn(traffic: Traffic, chosen: Sequence[int], rng: random.Random) -> Drawn
 
 
 # ---- the texts ------------------------------------------------------------------------------------------------------
+
+
+def _learned_text(enough: Learned, last: Learned) -> str:
+    if last.tau <= 0:
+        return f"{last.num_pairs:,} pairs tell nothing about the order of lengths (Kendall tau {last.tau:.2f})"
+    share = percent(enough.tau / last.tau)
+    return (
+        f"{enough.num_pairs:,} pairs give {share} of the rank correlation of {last.num_pairs:,} "
+        f"(Kendall tau {last.tau:.2f})"
+    )
 
 
 def _numbers(curve: Sequence[Learned], observed: Sequence[Learned], served: Served) -> dict[str, dict[str, float]]:
