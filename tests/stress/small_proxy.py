@@ -69,7 +69,9 @@ class SmallProxy:
         self._check_s = check_s
         self._turns = itertools.cycle(self.upstreams)
         app = Starlette(routes=[Route("/{path:path}", self._forward, methods=["GET", "POST"])])
-        self._server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_level="critical"))
+        # An answer whose server went away may never end; the proxy does not wait for it.
+        config = uvicorn.Config(app, port=0, lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(config)
         self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]  # they are for the whole
 
     async def __aenter__(self) -> Self:
